@@ -1,0 +1,177 @@
+"""`evo-hpc`. Commands import what they need when they run, so that --help answers at once."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from evo_hpc.errors import EvoError, UserError
+
+if TYPE_CHECKING:
+    from evo_hpc.controller.state import CampaignState
+    from evo_hpc.paths import CampaignPaths
+
+app = typer.Typer(
+    name="evo-hpc", no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None,
+    help="Co-evolve LLM policies and the harness that diagnoses them. Exit codes: 0 fine, 1 failure, 2 something for you to mend.",
+)
+
+CampaignArgument = Annotated[Path, typer.Argument(metavar="CAMPAIGN", help="Folder of the campaign.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
+
+
+def _paths(campaign: Path) -> CampaignPaths:
+    from evo_hpc.paths import CampaignPaths
+
+    return CampaignPaths(campaign.absolute())
+
+
+def _state(campaign: Path) -> CampaignState:
+    from evo_hpc.controller.state import read_state
+
+    return read_state(_paths(campaign))
+
+
+def _print(as_json: bool, record: Any, view: Any) -> None:
+    """The record for scripts, or the view for people."""
+    if as_json:
+        print(json.dumps(record, indent=1, sort_keys=True, default=str))
+    else:
+        from rich.console import Console
+
+        Console(highlight=False).print(view() if callable(view) else view, soft_wrap=False)
+
+
+@app.callback(invoke_without_command=True)
+def _root(version: Annotated[bool, typer.Option("--version", help="Print the version and stop.", is_eager=True)] = False) -> None:
+    if version:
+        from evo_hpc import __version__
+
+        print(__version__)
+        raise typer.Exit
+
+
+@app.command()
+def demo(
+    workspace: Annotated[Path, typer.Option(help="Folder for the demo campaign; made if absent.")] = Path("workspace"),
+    as_json: JsonOption = False,
+) -> None:
+    """Run the demo campaign on this machine: a tiny policy, real training and sampling. Run again to go on or to see the result."""
+    from evo_hpc.controller.skeleton import copy_campaign
+
+    _run(copy_campaign("demo", workspace.absolute()), False, as_json)
+
+
+@app.command()
+def run(
+    campaign: CampaignArgument,
+    take_over: Annotated[bool, typer.Option("--take-over", help="Displace a controller on another host that you know is dead.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Run a campaign's controller in the foreground until the campaign is done. Stop it any time; run again to go on."""
+    _run(campaign, take_over, as_json)
+
+
+def _run(campaign: Path, take_over: bool, as_json: bool) -> None:
+    from rich.console import Console
+
+    from evo_hpc.controller.loop import Controller
+    from evo_hpc.report.live import LiveView
+    from evo_hpc.report.views import status_record, status_view
+
+    paths = _paths(campaign)
+    with LiveView(Console(highlight=False, stderr=as_json)) as view:
+        state = Controller(paths, view, take_over=take_over).run()
+    record = status_record(state)
+
+    def shown() -> Any:
+        from rich.console import Group
+        from rich.text import Text
+
+        return Group(Text(), status_view(record), Text(), Text(f"Everything is in {paths.root}", "bold"))
+
+    _print(as_json, record, shown)
+
+
+@app.command()
+def status(campaign: CampaignArgument, as_json: JsonOption = False) -> None:
+    """Versions, scores, running jobs, and whether a controller is at work."""
+    from evo_hpc.report.views import status_record, status_view
+
+    record = status_record(_state(campaign))
+    _print(as_json, record, lambda: status_view(record))
+
+
+@app.command()
+def show(campaign: CampaignArgument, version: Annotated[str, typer.Argument(metavar="VERSION")], as_json: JsonOption = False) -> None:
+    """One version: where it comes from, what it changed, what it scored, its jobs."""
+    from evo_hpc.report.views import version_record, version_view
+
+    state = _state(campaign)
+    found = _version(state, version)
+    record = version_record(state, found)
+    parents = found.node.version.parents
+    record["changes"] = _changes(state, parents[0], version) if parents else []
+    _print(as_json, record, lambda: version_view(record, record["changes"]))
+
+
+@app.command()
+def diff(
+    campaign: CampaignArgument,
+    before: Annotated[str, typer.Argument(metavar="A")],
+    after: Annotated[str, typer.Argument(metavar="B")],
+    as_json: JsonOption = False,
+) -> None:
+    """What version B changes against version A, and which factors that touches."""
+    from evo_hpc.report.views import changes_view
+
+    state = _state(campaign)
+    found = _changes(state, before, after)
+    record = {"before": before, "after": after, "changes": found, "factors": sorted({c["factor"] for c in found})}
+    _print(as_json, record, lambda: changes_view(found) if found else f"{before} and {after} have the same recipe.")
+
+
+@app.command()
+def validate(campaign: CampaignArgument, as_json: JsonOption = False) -> None:
+    """Check every file of a campaign, with hashes; each problem with its file and line. Exit code 2 when there is one."""
+    from evo_hpc.controller.validate import find_problems
+
+    problems = find_problems(_paths(campaign))
+    record = {"campaign": str(campaign), "problems": problems, "valid": not problems}
+    _print(as_json, record, "\n".join(problems) if problems else f"{campaign}: no problems found.")
+    if problems:
+        raise typer.Exit(2)
+
+
+def _version(state: CampaignState, version: str) -> Any:
+    if version not in state.versions:
+        raise UserError(f"{version}: no such version in {state.paths.root}; there are: {', '.join(state.versions) or 'none yet'}")
+    return state.versions[version]
+
+
+def _changes(state: CampaignState, before: str, after: str) -> list[dict[str, Any]]:
+    from dataclasses import asdict
+
+    from evo_hpc.lineage.tree import node_changes
+
+    return [asdict(change) for change in node_changes(_version(state, before).node, _version(state, after).node)]
+
+
+def main() -> None:
+    """Console entry point: every error of ours becomes one message on stderr and the right exit code."""
+    try:
+        app()
+    except EvoError as error:
+        print(f"evo-hpc: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    except BrokenPipeError:  # `evo-hpc status | head`
+        sys.stderr.close()
+        sys.exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,97 @@
+"""campaign.yaml: what is searched, on which tasks, from which base policy, under which gate."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from annotated_types import Ge, Gt, Le, Lt
+from pydantic import Field
+
+from evo_hpc.config.base import Config
+
+PositiveInt = Annotated[int, Gt(0)]
+Suite = Literal["probe", "dev"]
+
+
+class DomainChoice(Config):
+    """Which tasks."""
+
+    name: str
+    """Name of a domain, e.g. `arithmetic`."""
+    config: dict[str, Any] = Field(default_factory=dict)
+    """The domain's own settings (seed, sizes of the splits, ...)."""
+
+
+class Supervised(Config):
+    """A short supervised run (on Megatron) that makes the base policy, where the campaign brings none."""
+
+    steps: PositiveInt = 200
+    """Optimizer updates."""
+    batch_size: PositiveInt = 64
+    """Examples an update."""
+    lr: Annotated[float, Gt(0)] = 1e-3
+    """Adam learning rate."""
+    lr_warmup_updates: Annotated[int, Ge(0)] = 10
+    """Updates over which the learning rate rises from zero."""
+    weight_decay: Annotated[float, Ge(0)] = 0.01
+    """Decoupled weight decay, on matrices only."""
+    token_budget: PositiveInt = 8192
+    """Tokens in one packed micro-batch."""
+    seed: Annotated[int, Ge(0)] = 0
+    """Seed of the weights and of the examples."""
+
+
+class BaseModelChoice(Config):
+    """The policy that the search starts from."""
+
+    path: str = "base/policy"
+    """A Hugging Face folder (config.json, tokenizer, safetensors); relative paths start at the campaign."""
+    supervised: Supervised | None = None
+    """How to make it when the path does not exist; null = it must exist."""
+
+
+class Evaluation(Config):
+    """How every version is scored. All of it goes into the evaluator epoch."""
+
+    samples_per_task: PositiveInt = 8
+    """k of Avg@k."""
+    temperature: Annotated[float, Gt(0)] = 1.0
+    """Sampling temperature."""
+    top_p: Annotated[float, Gt(0), Le(1)] = 1.0
+    """Nucleus mass."""
+    max_response_tokens: PositiveInt = 96
+    """Token budget of one response."""
+    suites: list[Suite] = Field(default_factory=lambda: ["dev", "probe"])
+    """Splits that every version is evaluated on; `dev` is what the gate reads."""
+    seed: Annotated[int, Ge(0)] = 0
+    """Seed of the evaluation's sampling."""
+
+
+class Gate(Config):
+    """The promotion gate."""
+
+    alpha: Annotated[float, Gt(0), Lt(1)] = 0.05
+    """Total error spent over all looks at dev (a_i = 6 alpha / (pi^2 i^2))."""
+    draws: Annotated[int, Ge(1000)] = 10_000
+    """Bootstrap resamples."""
+
+
+class Campaign(Config):
+    """`campaign.yaml`."""
+
+    schema_version: Literal[1] = 1
+    """Version of this file's format."""
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+    """Short name, used in job names."""
+    description: str = ""
+    """For people."""
+    seed: Annotated[int, Ge(0)] = 0
+    """Root of every random stream."""
+    domain: DomainChoice
+    """Tasks."""
+    base_model: BaseModelChoice = BaseModelChoice()
+    """Start."""
+    evaluation: Evaluation = Evaluation()
+    """Scoring."""
+    gate: Gate = Gate()
+    """Promotion."""

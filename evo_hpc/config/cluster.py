@@ -1,0 +1,59 @@
+"""cluster.yaml: where jobs run and with how much; never part of a recipe, never touched by an agent."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from annotated_types import Ge, Gt
+from pydantic import Field
+
+from evo_hpc.config.base import Config
+
+PositiveInt = Annotated[int, Gt(0)]
+
+
+class Engine(Config):
+    """vLLM."""
+
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    """Weights and activations of the engine; part of the evaluator epoch."""
+    threads: PositiveInt = 1
+    """CPU threads of one engine."""
+    kv_cache_mib: PositiveInt = 128
+    """Memory for the KV cache, in MiB."""
+
+
+class Trainer(Config):
+    """Megatron."""
+
+    threads: PositiveInt = 1
+    """CPU threads of one rank."""
+
+
+class Cluster(Config):
+    """`cluster.yaml`."""
+
+    schema_version: Literal[1] = 1
+    """Version of this file's format."""
+    executor: Literal["local"] = "local"
+    """`local`: processes on this machine."""
+    max_parallel_jobs: PositiveInt = 1
+    """Jobs at a time."""
+    python: str | None = None
+    """Interpreter of the jobs; null = the one that runs the controller."""
+    engine: Engine = Engine()
+    """Sampling side."""
+    trainer: Trainer = Trainer()
+    """Training side."""
+    exchange: str | None = None
+    """Folder for the live traffic between trainer and workers; null = /dev/shm where there is room, else the job folder."""
+    max_starts: PositiveInt = 4
+    """Starts of one attempt before it counts as failed (a killed job is started again)."""
+    max_attempts: PositiveInt = 2
+    """Attempts at one piece of work before the campaign stops."""
+    stall_minutes: Annotated[float, Gt(0)] = 10.0
+    """A job without progress for this long is stopped, its stacks in its log."""
+    grace_seconds: Annotated[float, Ge(1)] = 30.0
+    """Time that a stopped job has to save."""
+    environment: dict[str, str] = Field(default_factory=dict)
+    """Extra environment variables of the jobs."""

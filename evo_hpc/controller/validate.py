@@ -1,0 +1,63 @@
+"""Every problem of a campaign's folders at once: what the controller would stop at, and damage that it has not met yet."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from evo_hpc.controller.state import load_settings
+from evo_hpc.controller.tasks import check_tasks
+from evo_hpc.dispatch.local import observe
+from evo_hpc.errors import EvoError
+from evo_hpc.evaluation.scores import read_evaluation
+from evo_hpc.jobs.spec import load_spec
+from evo_hpc.lineage.looks import read_looks
+from evo_hpc.lineage.tree import load_tree_nodes
+from evo_hpc.paths import COMPLETE, CampaignPaths
+from evo_hpc.store.atomic import read_json
+from evo_hpc.store.lease import current_owner
+from evo_hpc.store.manifest import read_complete
+
+
+def find_problems(paths: CampaignPaths) -> list[str]:
+    """One message a problem, in the order of the folders; empty when the campaign is sound."""
+    problems: list[str] = []
+
+    def check(what: Callable[[], object]) -> object:
+        try:
+            return what()
+        except EvoError as error:
+            problems.extend(line for line in str(error).splitlines() if line not in problems)
+            return None
+
+    settings = check(lambda: load_settings(paths))
+    if settings is not None:
+        check(lambda: check_tasks(paths, settings.campaign, hashes=True))
+    check(lambda: read_looks(paths))
+    check(lambda: current_owner(paths))
+    _, found = load_tree_nodes(paths)
+    problems.extend(line for line in found if line not in problems)
+    for version in paths.versions():
+        for suite in ("dev", "probe"):
+            check(lambda version=version, suite=suite: read_evaluation(version, suite))
+        for comparison in version.comparisons():
+            check(lambda comparison=comparison: read_json(comparison))
+    for owner in (paths.base, *paths.versions()):
+        for job in owner.jobs():
+            check(lambda job=job: observe(job))
+            check(lambda job=job: load_spec(job) if job.spec.exists() else None)
+    for folder in _published(paths):
+        check(lambda folder=folder: read_complete(folder, hashes=True))
+    return problems
+
+
+def _published(paths: CampaignPaths) -> Iterator[Path]:
+    """Folders that must be whole."""
+    if (paths.base.policy / COMPLETE).exists():
+        yield paths.base.policy
+    for version in paths.versions():
+        if version.train.exists():
+            yield version.train
+        evaluations = version.evaluation("dev").parent
+        if evaluations.is_dir():
+            yield from (p for p in sorted(evaluations.iterdir()) if p.is_dir() and not p.name.startswith(".") and ".quarantined" not in p.name)

@@ -1,0 +1,153 @@
+"""Jobs as detached processes of this machine, under the same contract as on a cluster.
+
+submitit's LocalExecutor is not used here: it knows a job only by the Popen object in the memory of the process that
+submitted it (a reloaded job reports "NO PROCESS AND NO RESULT"), its job id is a bare pid, its time limit is kept by
+that same process, and results come back as pickles. A controller that was killed could neither find its jobs again
+nor tell whether they run. Here a job is found by its name on the command line and by its claim.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from evo_hpc.config.cluster import Cluster
+from evo_hpc.errors import UserError
+from evo_hpc.jobs.claims import current_claim
+from evo_hpc.jobs.spec import Intent, JobSpec, Record, Result, Start, spec_bytes
+from evo_hpc.paths import IncarnationPaths, JobPaths
+from evo_hpc.store.atomic import StoreError, read_json, write_bytes, write_json_once
+from evo_hpc.store.lease import Lease
+from evo_hpc.store.manifest import sha256
+from evo_hpc.store.processes import ProcessIdentity, find_by_argument
+
+M = TypeVar("M", bound=BaseModel)
+Phase = Literal["planned", "running", "dead", "finished", "recorded"]
+
+
+@dataclass(frozen=True)
+class JobStatus:
+    """What files and processes say of an attempt."""
+
+    job: JobPaths
+    phase: Phase
+    """planned: nothing started; dead: no process and no result; finished: a result, not yet committed."""
+    pid: int | None = None
+    incarnation: int | None = None
+    result: Result | None = None
+    record: Record | None = None
+    starts: int = 0
+    """Starts that count against the limit: those that ended without saving on request."""
+
+
+def observe(job: JobPaths) -> JobStatus:
+    """The status of one attempt. Raises StoreError on damaged records, UserError when another host must be asked."""
+    if job.record.exists():
+        record = _load(Record, job.record)
+        return JobStatus(job, "recorded", incarnation=record.incarnation, record=record)
+    claim = current_claim(job)
+    if claim is not None:
+        number, identity = claim
+        if identity.process.here():
+            alive = identity.process.alive()  # before the result is looked for: a job that ends in between has one by now
+        else:
+            alive = False
+        results = _results(job)
+        starts = _counted_starts(job, results)
+        if number in results and results[number].outcome != "stopped":
+            return JobStatus(job, "finished", incarnation=number, result=results[number], starts=starts)
+        if not identity.process.here():
+            raise UserError(f"{job.root}: runs on {identity.process.host}, started by the local executor there; go on with the "
+                            "campaign on that machine, or remove this job folder if it is gone for good")
+        if alive:
+            return JobStatus(job, "running", pid=identity.process.pid, incarnation=number, starts=starts)
+    else:
+        starts = len(job.starts())
+    if job.intent.exists():
+        intent = _load(Intent, job.intent)
+        if unclaimed := find_by_argument("--job-name", intent.name, "evo_hpc.dispatch.launcher"):
+            return JobStatus(job, "running", pid=unclaimed[0], starts=starts)
+    return JobStatus(job, "dead" if job.starts() else "planned", starts=starts)
+
+
+def _results(job: JobPaths) -> dict[int, Result]:
+    return {i.number: _load(Result, i.result) for i in job.incarnations() if i.result.exists()}
+
+
+def _counted_starts(job: JobPaths, results: dict[int, Result]) -> int:
+    return len(job.starts()) - sum(result.outcome == "stopped" for result in results.values())
+
+
+def load_result(incarnation: IncarnationPaths) -> Result:
+    """The last word of an incarnation. Raises StoreError when there is none or it is damaged."""
+    return _load(Result, incarnation.result)
+
+
+def _load(model: type[M], path: Path) -> M:
+    try:
+        return model.model_validate(read_json(path))
+    except ValidationError as error:
+        raise StoreError(f"{path}: not a {model.__name__.lower()} ({error.errors()[0]['msg']})") from error
+
+
+@dataclass
+class LocalExecutor:
+    """Starts and stops attempts."""
+
+    cluster: Cluster
+    _children: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    def submit(self, job: JobPaths, spec: JobSpec, lease: Lease) -> None:
+        """Commit the intent. Nothing runs before it is on disk; a second call with the same spec changes nothing."""
+        lease.check()
+        if not job.intent.exists():
+            write_bytes(job.spec, spec_bytes(spec))
+            intent = Intent(name=spec.name, spec_sha256=sha256(job.spec), generation=lease.generation, written_at=time.time())
+            write_json_once(job.intent, intent.model_dump())
+
+    def start(self, job: JobPaths, lease: Lease) -> int:
+        """Start the attempt once more; returns the launcher's pid. The start is on disk before the process exists."""
+        lease.check()
+        intent = _load(Intent, job.intent)
+        if sha256(job.spec) != intent.spec_sha256:
+            raise UserError(f"{job.spec}: changed after the job was submitted; restore it, or remove {job.root} to plan it anew")
+        starts = job.starts()
+        number = starts[-1][0] + 1 if starts else 0
+        write_json_once(job.start(number), Start(number=number, generation=lease.generation, written_at=time.time()).model_dump())
+        command = [
+            self.cluster.python or sys.executable, "-m", "evo_hpc.dispatch.launcher", "--job", str(job.root.absolute()),
+            "--job-name", intent.name, "--start", str(number), "--generation", str(lease.generation),
+        ]
+        with job.launch_log.open("ab") as log:
+            child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+        self._children.append(child)
+        return child.pid
+
+    def reap(self) -> None:
+        """Collect ended children, so that they do not linger as zombies."""
+        self._children = [child for child in self._children if child.poll() is None]
+
+    def stop(self, status: JobStatus) -> None:
+        """Ask a running attempt to save and end."""
+        if status.pid is not None:
+            try:
+                os.kill(status.pid, signal.SIGTERM)
+            except ProcessLookupError:
+                pass
+
+    def kill(self, status: JobStatus) -> None:
+        """End a running attempt's whole process group at once."""
+        if status.pid is not None:
+            try:
+                if ProcessIdentity.of(status.pid).pid == os.getpgid(status.pid):
+                    os.killpg(status.pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass

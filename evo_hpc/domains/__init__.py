@@ -1,0 +1,1 @@
+"""Domains: tasks, verifiers and tokenizers. Start at `evo_hpc.domains.base`."""

@@ -1,0 +1,123 @@
+"""Versions on disk and the tree they form; a hand-edited folder is checked, never guessed at."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from evo_hpc.config.recipe import Recipe
+from evo_hpc.config.yaml_io import ConfigError, dump_model, load_model
+from evo_hpc.errors import UserError
+from evo_hpc.lineage.factors import Change, changes, recipe_diff, recipe_hash
+from evo_hpc.lineage.version import Version
+from evo_hpc.paths import CampaignPaths, VersionPaths
+from evo_hpc.store.atomic import AlreadyWritten, write_bytes, write_once
+
+
+class BadLineage(UserError):
+    """Version folders that do not form a tree."""
+
+
+@dataclass(frozen=True)
+class Node:
+    """One version as its folder says."""
+
+    paths: VersionPaths
+    version: Version
+    recipe: Recipe
+    hooks: dict[str, str]
+
+    @property
+    def id(self) -> str:
+        return self.version.id
+
+    @property
+    def recipe_hash(self) -> str:
+        return recipe_hash(self.recipe, self.hooks)
+
+    @property
+    def policy_step(self) -> int:
+        """The step whose policy is scored: the last one (0 = the init itself)."""
+        return self.recipe.steps
+
+
+def read_hooks(folder: Path) -> dict[str, str]:
+    """File name -> content of a hooks folder; empty when there is none."""
+    if not folder.is_dir():
+        return {}
+    return {p.name: p.read_text(encoding="utf-8") for p in sorted(folder.glob("*.py"))}
+
+
+def load_node(paths: VersionPaths) -> Node:
+    """One version. Raises ConfigError or BadLineage, with file and line."""
+    version = load_model(paths.version_yaml, Version)
+    if version.id != paths.id:
+        raise BadLineage(f"{paths.version_yaml}: says `id: {version.id}` in a folder named {paths.id}; a copied version "
+                         "needs its own id: set it to the folder's name")
+    hooks = read_hooks(paths.hooks)
+    if hooks:
+        raise BadLineage(f"{paths.hooks}: hooks are not supported yet (they need the sandbox); remove {', '.join(hooks)}")
+    return Node(paths, version, load_model(paths.recipe_yaml, Recipe), hooks)
+
+
+def load_tree_nodes(campaign: CampaignPaths) -> tuple[dict[str, Node], list[str]]:
+    """All versions that can be read, and one message for each problem (bad files, lost parents, cycles)."""
+    nodes: dict[str, Node] = {}
+    problems: list[str] = []
+    for paths in campaign.versions():
+        try:
+            nodes[paths.id] = load_node(paths)
+        except UserError as error:
+            problems.append(str(error))
+    broken = {p.id for p in campaign.versions()} - nodes.keys()
+    for node in nodes.values():
+        for parent in node.version.parents:
+            if parent == node.id:
+                problems.append(f"{node.paths.version_yaml}: {node.id} is its own parent")
+            elif parent not in nodes and parent not in broken:
+                problems.append(f"{node.paths.version_yaml}: parent {parent} does not exist. Its folder was removed: restore "
+                                f"{campaign.version(parent).root}, or remove the versions that descend from it")
+        if node.version.init != "base" and (source := node.version.init.split("@")[0]) not in nodes and source not in broken:
+            problems.append(f"{node.paths.version_yaml}: init {node.version.init} names a version that does not exist")
+    problems += _cycles(nodes)
+    return nodes, problems
+
+
+def _cycles(nodes: dict[str, Node]) -> list[str]:
+    problems, done = [], set()
+    for start in nodes:
+        trail: list[str] = []
+        current: str | None = start
+        while current in nodes and current not in done:
+            if current in trail:
+                problems.append(f"{nodes[current].paths.version_yaml}: {' -> '.join([*trail[trail.index(current):], current])} is a cycle")
+                break
+            trail.append(current)
+            parents = nodes[current].version.parents
+            current = next((p for p in parents if p != current), None)
+        done.update(trail)
+    return problems
+
+
+def create_version(campaign: CampaignPaths, version: Version, recipe: Recipe, parent: Node | None) -> None:
+    """Write a version's folder: recipe and diff first, version.yaml (which makes it exist) last, once.
+
+    Idempotent for the same content. Raises BadLineage when another version.yaml is there.
+    """
+    paths = campaign.version(version.id)
+    paths.root.mkdir(parents=True, exist_ok=True)
+    write_bytes(paths.recipe_yaml, dump_model(recipe))
+    if parent is not None:
+        write_bytes(paths.intervention_diff, recipe_diff(parent.recipe, recipe, (parent.id, version.id)).encode())
+    try:
+        write_once(paths.version_yaml, dump_model(version))
+    except AlreadyWritten as error:
+        raise BadLineage(f"{paths.version_yaml}: exists already with other content") from error
+
+
+def node_changes(parent: Node, child: Node) -> list[Change]:
+    """What a child changes against its parent."""
+    return changes(parent.recipe, child.recipe, parent.hooks, child.hooks)
+
+
+__all__ = ["BadLineage", "ConfigError", "Node", "create_version", "load_node", "load_tree_nodes", "node_changes", "read_hooks"]

@@ -1,0 +1,52 @@
+"""version.yaml: what a version is, where it came from, and what it predicts."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Literal
+
+from pydantic import Field, field_validator
+
+from evo_hpc.config.base import Config
+
+VersionId = Annotated[str, Field(pattern=r"^v\d{4,}$")]
+_INIT = re.compile(r"^(base|v\d{4,}@\d+)$")
+
+
+class Prediction(Config):
+    """A falsifiable effect: `metric` moves by at least `by` against the parent."""
+
+    metric: str
+    """Metric or score, e.g. `dev/avg_at_k`."""
+    direction: Literal["up", "down"]
+    """Which way."""
+    by: float
+    """At least this much, in the metric's unit."""
+
+
+class Version(Config):
+    """`version.yaml` of one node of the tree."""
+
+    schema_version: Literal[1] = 1
+    """Version of this file's format."""
+    id: VersionId
+    """Equal to the folder's name."""
+    parents: list[VersionId] = Field(default_factory=list)
+    """None for the root, one for an intervention or a replicate, two for a merge."""
+    init: str = "base"
+    """Where training starts: `base` or `v0003@50` (that version's policy at that step)."""
+    author: Literal["campaign", "agent", "person"] = "person"
+    """Who proposed it."""
+    hypothesis: str = ""
+    """Change X, then metric Y moves, because Z."""
+    prediction: Prediction | None = None
+    """What would show that the hypothesis holds."""
+    rollback: str = ""
+    """What to do if it does not."""
+
+    @field_validator("init")
+    @classmethod
+    def _init(cls, value: str) -> str:
+        if not _INIT.match(value):
+            raise ValueError("must be `base` or `vNNNN@STEP`")
+        return value

@@ -1,0 +1,398 @@
+"""The one owner of every file and folder name on disk. Nothing else in the package spells one."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+VERSION_ID = re.compile(r"^v\d{4,}$")
+_JOB = re.compile(r"^(?P<kind>[a-z]+)-(?P<attempt>\d{3,})$")
+_INCARNATION = re.compile(r"^inc-(?P<number>\d+)$")
+_CLAIM = re.compile(r"^claim-(?P<number>\d{6})\.json$")
+_START = re.compile(r"^start-(?P<number>\d{6})\.json$")
+_GENERATION = re.compile(r"^generation-(?P<number>\d{6})\.json$")
+_STEP = re.compile(r"^step-(?P<step>\d{6,})$")
+
+COMPLETE = "COMPLETE.json"
+SHARED_MEMORY = Path("/dev/shm")
+TEMP_PREFIX = ".tmp-"
+QUARANTINE_SUFFIX = ".quarantined"
+
+
+def version_id(number: int) -> str:
+    """Name of the number-th version: 7 -> v0007."""
+    return f"v{number:04d}"
+
+
+def step_name(step: int) -> str:
+    """Name of what belongs to one trainer step: 50 -> step-000050."""
+    return f"step-{step:06d}"
+
+
+def step_of(path: Path) -> int | None:
+    """The step in a name made by step_name, else None."""
+    found = _STEP.match(path.name)
+    return int(found["step"]) if found else None
+
+
+def _numbered(folder: Path, pattern: re.Pattern[str], group: str) -> list[tuple[int, Path]]:
+    if not folder.is_dir():
+        return []
+    return sorted((int(m[group]), p) for p in folder.iterdir() if (m := pattern.match(p.name)))
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """What belongs to a user rather than to a campaign: campaigns, memory, sealed task sets."""
+
+    root: Path
+
+    @property
+    def campaigns(self) -> Path:
+        return self.root / "campaigns"
+
+    @property
+    def memory(self) -> Path:
+        return self.root / "memory"
+
+    def sealed(self, task_set_hash: str) -> Path:
+        """Folder of one sealed task set, shared by all campaigns that use the same tasks."""
+        return self.root / "sealed" / task_set_hash
+
+    def sealed_tasks(self, task_set_hash: str) -> Path:
+        return self.sealed(task_set_hash) / "tasks.jsonl"
+
+
+@dataclass(frozen=True)
+class ExchangePaths:
+    """Where a job's trainer and rollout workers speak; ephemeral, on memory-backed storage where there is some."""
+
+    root: Path
+
+    def policy(self, weight_version: int) -> Path:
+        return self.root / "policy" / f"{weight_version:06d}"
+
+    def request(self, step: int) -> Path:
+        return self.root / "requests" / f"{step_name(step)}.json"
+
+    def claim(self, step: int, batch: int) -> Path:
+        return self.root / "claims" / f"{step_name(step)}-b{batch:04d}.json"
+
+    def rollouts(self, step: int, batch: int) -> Path:
+        return self.root / "rollouts" / f"{step_name(step)}-b{batch:04d}.parquet"
+
+    @property
+    def stop(self) -> Path:
+        return self.root / "STOP"
+
+    def folders(self) -> list[Path]:
+        return [self.root / name for name in ("policy", "requests", "claims", "rollouts")]
+
+
+@dataclass(frozen=True)
+class IncarnationPaths:
+    """One actual start of an attempt: all that it writes lies here."""
+
+    root: Path
+
+    @property
+    def number(self) -> int:
+        found = _INCARNATION.match(self.root.name)
+        assert found, self.root
+        return int(found["number"])
+
+    @property
+    def heartbeat(self) -> Path:
+        return self.root / "heartbeat.json"
+
+    @property
+    def progress(self) -> Path:
+        return self.root / "progress.json"
+
+    @property
+    def result(self) -> Path:
+        return self.root / "result.json"
+
+    @property
+    def exchange(self) -> Path:
+        return self.root / "exchange"
+
+    @property
+    def metrics(self) -> Path:
+        return self.root / "metrics"
+
+    @property
+    def steps(self) -> Path:
+        return self.root / "steps"
+
+    @property
+    def rollouts(self) -> Path:
+        return self.root / "rollouts"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.root / "checkpoints"
+
+    def checkpoint(self, step: int) -> Path:
+        return self.checkpoints / step_name(step)
+
+    def policy(self, step: int) -> Path:
+        return self.root / "policy" / step_name(step)
+
+    def evaluation(self, version: str, suite: str) -> Path:
+        return self.root / "eval" / version / suite
+
+    def effective(self, role: str) -> Path:
+        return self.root / f"effective-{role}.yaml"
+
+    def log(self, role: str) -> Path:
+        return self.root / "logs" / f"{role}.log"
+
+    def role_outcome(self, role: str) -> Path:
+        return self.root / "logs" / f"{role}.outcome.json"
+
+
+@dataclass(frozen=True)
+class JobPaths:
+    """One attempt of one job, e.g. versions/v0001/jobs/train-000."""
+
+    root: Path
+
+    @property
+    def kind(self) -> str:
+        return self._parsed()["kind"]
+
+    @property
+    def attempt(self) -> int:
+        return int(self._parsed()["attempt"])
+
+    def _parsed(self) -> re.Match[str]:
+        found = _JOB.match(self.root.name)
+        assert found, self.root
+        return found
+
+    @property
+    def owner(self) -> Path:
+        """The folder that the job works for: base/ or versions/v0001/."""
+        return self.root.parent.parent
+
+    @property
+    def spec(self) -> Path:
+        return self.root / "spec.yaml"
+
+    @property
+    def intent(self) -> Path:
+        return self.root / "intent.json"
+
+    @property
+    def record(self) -> Path:
+        return self.root / "record.json"
+
+    @property
+    def launch_log(self) -> Path:
+        return self.root / "launch.log"
+
+    def start(self, number: int) -> Path:
+        return self.root / f"start-{number:06d}.json"
+
+    def starts(self) -> list[tuple[int, Path]]:
+        return _numbered(self.root, _START, "number")
+
+    def claim(self, number: int) -> Path:
+        return self.root / f"claim-{number:06d}.json"
+
+    def claims(self) -> list[tuple[int, Path]]:
+        return _numbered(self.root, _CLAIM, "number")
+
+    def incarnation(self, number: int) -> IncarnationPaths:
+        return IncarnationPaths(self.root / f"inc-{number}")
+
+    def incarnations(self) -> list[IncarnationPaths]:
+        return [IncarnationPaths(p) for _, p in _numbered(self.root, _INCARNATION, "number")]
+
+
+@dataclass(frozen=True)
+class OwnerPaths:
+    """A folder that owns jobs: the base policy or a version."""
+
+    root: Path
+
+    def job(self, kind: str, attempt: int) -> JobPaths:
+        return JobPaths(self.root / "jobs" / f"{kind}-{attempt:03d}")
+
+    def jobs(self) -> list[JobPaths]:
+        folder = self.root / "jobs"
+        if not folder.is_dir():
+            return []
+        return [JobPaths(p) for p in sorted(folder.iterdir()) if _JOB.match(p.name) and p.is_dir()]
+
+
+@dataclass(frozen=True)
+class BasePaths(OwnerPaths):
+    """The base policy's folder: how it was made (jobs) and what came out (policy, a Hugging Face folder)."""
+
+    @property
+    def policy(self) -> Path:
+        return self.root / "policy"
+
+
+@dataclass(frozen=True)
+class VersionPaths(OwnerPaths):
+    """A node of the tree."""
+
+    @property
+    def id(self) -> str:
+        return self.root.name
+
+    @property
+    def version_yaml(self) -> Path:
+        return self.root / "version.yaml"
+
+    @property
+    def recipe_yaml(self) -> Path:
+        return self.root / "recipe.yaml"
+
+    @property
+    def hooks(self) -> Path:
+        return self.root / "hooks"
+
+    @property
+    def intervention_diff(self) -> Path:
+        return self.root / "intervention.diff"
+
+    @property
+    def decision_yaml(self) -> Path:
+        return self.root / "decision.yaml"
+
+    @property
+    def train(self) -> Path:
+        return self.root / "train"
+
+    @property
+    def train_complete(self) -> Path:
+        return self.train / COMPLETE
+
+    @property
+    def effective_yaml(self) -> Path:
+        return self.train / "effective.yaml"
+
+    @property
+    def metrics(self) -> Path:
+        return self.train / "metrics"
+
+    @property
+    def steps(self) -> Path:
+        return self.train / "steps"
+
+    @property
+    def rollouts(self) -> Path:
+        return self.train / "rollouts"
+
+    def checkpoint(self, step: int) -> Path:
+        return self.train / "checkpoints" / step_name(step)
+
+    def policy(self, step: int) -> Path:
+        return self.train / "policy" / step_name(step)
+
+    def evaluation(self, suite: str) -> Path:
+        return self.root / "eval" / suite
+
+    def evaluation_complete(self, suite: str) -> Path:
+        return self.evaluation(suite) / COMPLETE
+
+    def comparison(self, other: str, suite: str) -> Path:
+        return self.root / "comparisons" / f"{other}-{suite}.json"
+
+    def comparisons(self) -> list[Path]:
+        return sorted((self.root / "comparisons").glob("*.json"))
+
+
+@dataclass(frozen=True)
+class CampaignPaths:
+    """A campaign: a folder that a person can read and edit."""
+
+    root: Path
+
+    @property
+    def workspace(self) -> Workspace:
+        """The folder above `campaigns/`; a campaign that lies elsewhere is its own workspace's only one."""
+        parent = self.root.parent
+        return Workspace(parent.parent if parent.name == "campaigns" else parent)
+
+    @property
+    def campaign_yaml(self) -> Path:
+        return self.root / "campaign.yaml"
+
+    @property
+    def recipe_yaml(self) -> Path:
+        return self.root / "recipe.yaml"
+
+    @property
+    def cluster_yaml(self) -> Path:
+        return self.root / "cluster.yaml"
+
+    @property
+    def hooks(self) -> Path:
+        return self.root / "hooks"
+
+    @property
+    def controller(self) -> Path:
+        return self.root / "controller"
+
+    @property
+    def lease(self) -> Path:
+        return self.controller / "lease.json"
+
+    def generation(self, number: int) -> Path:
+        """Write-once record of the number-th controller to own the campaign."""
+        return self.controller / f"generation-{number:06d}.json"
+
+    def generations(self) -> list[tuple[int, Path]]:
+        return _numbered(self.controller, _GENERATION, "number")
+
+    @property
+    def controller_log(self) -> Path:
+        return self.controller / "log"
+
+    @property
+    def events(self) -> Path:
+        return self.root / "events.jsonl"
+
+    @property
+    def looks(self) -> Path:
+        return self.root / "looks.jsonl"
+
+    @property
+    def base(self) -> BasePaths:
+        return BasePaths(self.root / "base")
+
+    @property
+    def tasks_folder(self) -> Path:
+        return self.root / "tasks"
+
+    def tasks(self, split: str) -> Path:
+        return self.tasks_folder / f"{split}.jsonl"
+
+    @property
+    def tasks_manifest(self) -> Path:
+        return self.tasks_folder / "manifest.json"
+
+    @property
+    def versions_folder(self) -> Path:
+        return self.root / "versions"
+
+    def version(self, version: str) -> VersionPaths:
+        return VersionPaths(self.versions_folder / version)
+
+    def versions(self) -> list[VersionPaths]:
+        """Folders named like a version, in order; whether they are whole is not judged here."""
+        if not self.versions_folder.is_dir():
+            return []
+        return [VersionPaths(p) for p in sorted(self.versions_folder.iterdir()) if VERSION_ID.match(p.name)]
+
+    @classmethod
+    def of_job(cls, job: JobPaths) -> CampaignPaths:
+        """The campaign that a job folder lies in (…/base/jobs/x or …/versions/v0001/jobs/x)."""
+        owner = job.owner
+        return cls(owner.parent.parent if owner.parent.name == "versions" else owner.parent)

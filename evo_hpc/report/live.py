@@ -1,0 +1,90 @@
+"""Progress of a running controller: a live block on a terminal, plain lines elsewhere; never silent for long."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.text import Text
+
+from evo_hpc.controller.act import Event
+from evo_hpc.controller.plan import Plan
+from evo_hpc.controller.state import CampaignState
+from evo_hpc.report.views import job_record, jobs_view, percent
+
+_LINE_SECONDS = 10.0
+
+
+def describe(event: Event) -> Text | None:
+    """One event in words; None for those that nobody needs to see."""
+    match event["event"]:
+        case "MakeTasks":
+            return Text(f"tasks made: {', '.join(f'{n} {s}' for s, n in event['tasks'].items())}")
+        case "CreateVersion":
+            return Text(f"{event['version']} created")
+        case "Start":
+            return Text(f"{event['job']} started (process {event['pid']})")
+        case "Commit":
+            return Text(f"{event['job']} done" + (f" in {event['seconds']:.0f} s" if event.get("seconds") else ""), "green")
+        case "GiveUp":
+            return Text(f"{event['job']} failed: {event['error']}", "red")
+        case "Compare":
+            return Text(f"{event['version']} compared with {event['against']} on dev: {100 * event['difference']:+.1f} points "
+                        f"[{100 * event['ci_low']:+.1f}, {100 * event['ci_high']:+.1f}], n = {event['n_tasks']}", "bold")
+    return None
+
+
+class LiveView:
+    """A watcher for Controller; use as a context manager."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self.started = time.time()
+        self._live = Live(console=console, refresh_per_second=4, transient=True) if console.is_terminal else None
+        self._last_line = 0.0
+        self._last_text = ""
+
+    def __enter__(self) -> LiveView:
+        if self._live:
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        if self._live:
+            self._live.stop()
+
+    def __call__(self, state: CampaignState, plan: Plan, events: list[Event]) -> None:
+        for event in events:
+            if (text := describe(event)) is not None:
+                self.console.print(Text.assemble((f"{self._elapsed()} ", "dim"), text), soft_wrap=True)
+        jobs = [job_record(status) for status in plan.running]
+        if self._live:
+            self._live.update(Group(jobs_view(jobs), Text(f"{self._elapsed()} elapsed", "dim")))
+        elif jobs and time.time() - self._last_line > _LINE_SECONDS:
+            self._last_line = time.time()
+            self.console.print(f"{self._elapsed()} " + "; ".join(_line(job) for job in jobs), soft_wrap=True)
+
+    def _elapsed(self) -> str:
+        minutes, seconds = divmod(int(time.time() - self.started), 60)
+        return f"{minutes:02d}:{seconds:02d}"
+
+
+def _line(job: dict[str, Any]) -> str:
+    p = job.get("progress") or {}
+    words = [f"{job['owner']} {p.get('stage', 'starting')}"]
+    if p.get("steps") is not None and p.get("step") is not None:
+        words.append(f"{p['step']}/{p['steps']}")
+    words += [f"{name} {p[name]:.3g}" for name in ("loss", "reward", "score") if p.get(name) is not None]
+    if p.get("tokens_per_second"):
+        words.append(f"{p['tokens_per_second']} tok/s")
+    if p.get("seconds_left") is not None:
+        words.append(f"{p['seconds_left']:.0f} s left")
+    return " ".join(words)
+
+
+def summary(state: CampaignState) -> Text:
+    """The end of a run, in one or two lines."""
+    scores = [f"{v.id} {percent(record.avg_at_k)} %" for v in state.versions.values() if (record := v.evaluations.get("dev")) is not None]
+    return Text("dev Avg@k: " + ", ".join(scores))

@@ -1,0 +1,190 @@
+"""What the terminal shows of a campaign, first as plain records (for --json), then as rich tables."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from evo_hpc.controller.state import CampaignState, VersionState
+from evo_hpc.dispatch.local import JobStatus
+from evo_hpc.evaluation.scores import EvaluationRecord
+from evo_hpc.lineage.looks import read_looks
+from evo_hpc.lineage.tree import node_changes
+from evo_hpc.store.atomic import StoreError, read_json
+from evo_hpc.store.lease import current_owner, owner_may_live
+
+PHASE_STYLE = {"running": "cyan", "done": "green", "failed": "red", "dead": "yellow", "planned": "dim", "finished": "green"}
+
+
+def progress_of(status: JobStatus) -> dict[str, Any]:
+    """What a job last said of itself; empty when it has said nothing yet."""
+    if status.incarnation is None:
+        return {}
+    path = status.job.incarnation(status.incarnation).progress
+    try:
+        return read_json(path) if path.exists() else {}
+    except StoreError:
+        return {}
+
+
+def job_record(status: JobStatus) -> dict[str, Any]:
+    """One attempt."""
+    phase = status.record.state if status.record else status.phase
+    record: dict[str, Any] = {
+        "owner": status.job.owner.name, "job": status.job.root.name, "kind": status.job.kind, "state": phase, "pid": status.pid,
+        "incarnation": status.incarnation,
+    }
+    if status.record:
+        record.update(seconds=status.record.seconds, error=status.record.error)
+    if status.phase == "running":
+        progress = progress_of(status)
+        record["progress"] = {k: v for k, v in progress.items() if k not in ("role", "time")}
+        record["seen_seconds_ago"] = round(time.time() - progress["time"], 1) if "time" in progress else None
+    return record
+
+
+def evaluation_record(record: EvaluationRecord | None) -> dict[str, Any] | None:
+    """One evaluation's score."""
+    if record is None:
+        return None
+    return {
+        "avg_at_k": record.avg_at_k, "k": record.k, "tasks": len(record.task_ids), "rollouts": record.rollouts,
+        "missing": record.missing, "epoch": record.epoch, "policy_step": record.policy_step,
+    }
+
+
+def version_stage(version: VersionState) -> str:
+    """How far a version is, in one word or two."""
+    running = [s for attempts in version.jobs.values() for s in attempts if s.phase == "running"]
+    if running:
+        return {"train": "training", "evaluate": "evaluating"}.get(running[0].job.kind, "running")
+    last = [attempts[-1] for attempts in version.jobs.values()]
+    if all(version.evaluations.values()):
+        return "evaluated"
+    if any(s.record and s.record.state == "failed" for s in last):
+        return "failed"
+    return "trained" if version.trained and version.node.policy_step else "waiting"
+
+
+def version_record(state: CampaignState, version: VersionState) -> dict[str, Any]:
+    """One version: where it comes from, how far it is, what it scored."""
+    node = version.node
+    parent = state.versions.get(node.version.parents[0]) if node.version.parents else None
+    comparisons = [read_json(path) for path in node.paths.comparisons()]
+    return {
+        "id": version.id, "parents": node.version.parents, "init": node.version.init, "author": node.version.author,
+        "hypothesis": node.version.hypothesis, "steps": node.recipe.steps, "stage": version_stage(version),
+        "factors": sorted({c.factor for c in node_changes(parent.node, node)}) if parent else [],
+        "evaluations": {suite: evaluation_record(record) for suite, record in version.evaluations.items()},
+        "comparisons": comparisons, "jobs": [job_record(s) for attempts in version.jobs.values() for s in attempts],
+        "folder": str(node.paths.root),
+    }
+
+
+def status_record(state: CampaignState) -> dict[str, Any]:
+    """The whole campaign."""
+    owner = current_owner(state.paths)
+    looks = read_looks(state.paths)
+    return {
+        "campaign": state.settings.campaign.name, "folder": str(state.paths.root), "domain": state.settings.campaign.domain.name,
+        "controller": None if owner is None else {
+            "generation": owner.generation, "host": owner.process.host, "pid": owner.process.pid,
+            "running": owner_may_live(owner, time.time()), "heartbeat_seconds_ago": round(time.time() - owner.heartbeat_at, 1),
+        },
+        "base_policy": state.base_policy, "tasks_ready": state.tasks_ready,
+        "versions": [version_record(state, version) for version in state.versions.values()],
+        "jobs": [job_record(s) for s in state.all_jobs()],
+        "looks": len(looks), "alpha_spent": sum(look.alpha for look in looks), "alpha": state.settings.campaign.gate.alpha,
+    }
+
+
+def percent(value: float | None) -> str:
+    return "-" if value is None else f"{100 * value:.1f}"
+
+
+def verdict(comparison: dict[str, Any]) -> Text:
+    """A comparison in one line: the difference in points, its interval, n, and whether zero is outside."""
+    i = comparison["interval"]
+    style = "green" if i["ci_low"] > 0 else "red" if i["ci_high"] < 0 else "yellow"
+    text = Text(f"{100 * i['difference']:+.1f} points over {comparison['against']} on {comparison['suite']}", style)
+    text.append(f"  95 % interval [{100 * i['ci_low']:+.1f}, {100 * i['ci_high']:+.1f}], n = {i['n_tasks']} tasks x {i['k']}")
+    if i["missing_a"] or i["missing_b"]:
+        text.append(f", missing {i['missing_a']} and {i['missing_b']} (counted as failures)", "yellow")
+    if i["degenerate"]:
+        text.append(f"; {i['note']}", "yellow")
+    return text
+
+
+def status_view(record: dict[str, Any]) -> RenderableType:
+    """The status as tables."""
+    head = Text.assemble((record["campaign"], "bold"), f"  {record['domain']}  ", (record["folder"], "dim"))
+    controller = record["controller"]
+    if controller is None:
+        who = Text("No controller has run this campaign yet: start it with `evo-hpc run`.", "dim")
+    elif controller["running"]:
+        who = Text(f"Controller: process {controller['pid']} on {controller['host']}, generation {controller['generation']}, "
+                   f"seen {controller['heartbeat_seconds_ago']:.0f} s ago")
+    else:
+        who = Text(f"No controller runs now (last: generation {controller['generation']}). `evo-hpc run` goes on.", "dim")
+    versions = Table("version", "from", "factors", "steps", "stage", "dev Avg@k %", "probe Avg@k %", box=None, header_style="bold", pad_edge=False)
+    for v in record["versions"]:
+        scores = [percent(v["evaluations"][s]["avg_at_k"]) if v["evaluations"].get(s) else "-" for s in ("dev", "probe")]
+        versions.add_row(v["id"], ", ".join(v["parents"]) or "-", ", ".join(v["factors"]) or "-", str(v["steps"]), v["stage"], *scores)
+    parts: list[RenderableType] = [head, who, Text(), versions]
+    if comparisons := [c for v in record["versions"] for c in v["comparisons"]]:
+        parts += [Text(), *(Text.assemble((f"{c['version']}  ", "bold"), verdict(c)) for c in comparisons)]
+        parts.append(Text(f"Looks at dev: {record['looks']}, alpha spent {record['alpha_spent']:.4f} of {record['alpha']:.4f}", "dim"))
+    if running := [j for j in record["jobs"] if j["state"] == "running"]:
+        parts += [Text(), jobs_view(running)]
+    return Group(*parts)
+
+
+def jobs_view(jobs: list[dict[str, Any]]) -> RenderableType:
+    """Running jobs, one line each: stage, step, what it measures, time left."""
+    table = Table(box=None, show_header=False, pad_edge=False)
+    for job in jobs:
+        p = job.get("progress") or {}
+        steps = f"{p['step']}/{p['steps']}" if p.get("steps") is not None and p.get("step") is not None else ""
+        numbers = [f"{name} {p[name]:.3g}" for name in ("loss", "reward", "score") if p.get(name) is not None]
+        if p.get("tokens_per_second"):
+            numbers.append(f"{p['tokens_per_second']:,} tok/s")
+        left = f"{p['seconds_left']:.0f} s left" if p.get("seconds_left") is not None else ""
+        table.add_row(Text(f"{job['owner']} {job['kind']}", "cyan"), p.get("stage", "starting"), steps, "  ".join(numbers), left)
+    return table
+
+
+def version_view(record: dict[str, Any], params: list[dict[str, Any]]) -> RenderableType:
+    """One version's page."""
+    parts: list[RenderableType] = [Text.assemble((record["id"], "bold"), f"  {record['stage']}  ", (record["folder"], "dim"))]
+    facts = Table(box=None, show_header=False, pad_edge=False)
+    facts.add_row("parents", ", ".join(record["parents"]) or "none")
+    facts.add_row("init", record["init"])
+    facts.add_row("author", record["author"])
+    facts.add_row("hypothesis", record["hypothesis"] or "-")
+    facts.add_row("factors", ", ".join(record["factors"]) or "-")
+    for suite, e in record["evaluations"].items():
+        shown = "not evaluated yet" if e is None else (
+            f"Avg@{e['k']} {percent(e['avg_at_k'])} %, {e['tasks']} tasks, {e['rollouts']} rollouts, {e['missing']} missing, epoch {e['epoch']}")
+        facts.add_row(suite, shown)
+    parts.append(facts)
+    parts += [verdict(c) for c in record["comparisons"]]
+    if params:
+        parts += [Text(), changes_view(params)]
+    if record["jobs"]:
+        jobs = Table("job", "state", "seconds", "error", box=None, header_style="bold", pad_edge=False)
+        for j in record["jobs"]:
+            jobs.add_row(j["job"], Text(j["state"], PHASE_STYLE.get(j["state"], "")), f"{j['seconds']:.0f}" if j.get("seconds") else "-", j.get("error") or "")
+        parts += [Text(), jobs]
+    return Group(*parts)
+
+
+def changes_view(changes: list[dict[str, Any]]) -> RenderableType:
+    """Fields that differ, with the factor of each."""
+    table = Table("field", "before", "after", "factor", box=None, header_style="bold", pad_edge=False)
+    for c in changes:
+        table.add_row(c["field"], str(c["before"]), str(c["after"]), c["factor"])
+    return table

@@ -1,0 +1,1 @@
+"""The policy and its updates: Megatron-core model, GRPO, checkpoints, Hugging Face conversion. Needs torch and megatron-core."""

@@ -1,0 +1,33 @@
+"""The errors of the training part, one type a subject."""
+
+from __future__ import annotations
+
+from evo_hpc.errors import Failure, UserError
+
+
+class TrainingError(Failure):
+    """Base of the failures of a training step or its files."""
+
+
+class UnsupportedModelError(UserError):
+    """The model folder's config.json describes something other than a dense Qwen3."""
+
+
+class WeightsError(UserError):
+    """A Hugging Face weight file is missing, truncated, or does not hold the tensors that the config asks for."""
+
+
+class ParallelError(UserError):
+    """The process layout is impossible: world size, tensor-parallel size, or a second, different initialisation."""
+
+
+class SampleError(TrainingError):
+    """A training sample lacks what the step needs, or its parts differ in length."""
+
+
+class NonFiniteError(TrainingError):
+    """Loss or gradient norm is NaN or infinite; raised before the weights are touched."""
+
+
+class CheckpointError(TrainingError):
+    """A checkpoint is missing, torn, truncated, or was altered after it was written."""

@@ -1,0 +1,248 @@
+"""The trainer role of a training job: GRPO on Megatron, rollouts from the worker, checkpoints, records."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+
+from evo_hpc.config.base import Config
+from evo_hpc.config.recipe import Recipe
+from evo_hpc.config.yaml_io import dump_tree
+from evo_hpc.domains.base import read_tasks
+from evo_hpc.jobs.context import RoleContext
+from evo_hpc.paths import OwnerPaths, step_of
+from evo_hpc.rollout.exchange import policy_meta
+from evo_hpc.store.atomic import write_bytes
+from evo_hpc.store.manifest import complete
+from evo_hpc.store.schemas import ROLLOUT
+from evo_hpc.store.tables import table_of
+from evo_hpc.training import checkpoint, parallel, retention
+from evo_hpc.training.groups import ScoredBatch, score_groups, split_mini_batches, to_sample
+from evo_hpc.training.optimizer import Optimizer
+from evo_hpc.training.policy import Policy
+from evo_hpc.training.recorder import Recorder
+from evo_hpc.training.rollouts import RolloutSource, as_rows, probe_of, select_tasks
+from evo_hpc.training.steps import grpo_step
+
+FLUSH_STEPS = 10
+"""Steps in one Parquet part, at most; parts also end at checkpoints."""
+
+
+class TrainParams(Config):
+    """What a training job's spec holds."""
+
+    recipe: dict[str, Any]
+    recipe_hash: str
+    init: str = Field(min_length=1)
+    """Policy folder that training starts from, relative to the campaign."""
+
+
+class Clock:
+    """Seconds of a step by what they were spent on."""
+
+    def __init__(self) -> None:
+        self.started = time.perf_counter()
+        self.spent: dict[str, float] = {}
+
+    @contextmanager
+    def __call__(self, name: str) -> Iterator[None]:
+        begin = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.spent[name] = self.spent.get(name, 0.0) + time.perf_counter() - begin
+
+    def metrics(self) -> dict[str, float]:
+        """seconds_step, one seconds_NAME each, and what is in none of them."""
+        total = time.perf_counter() - self.started
+        return {
+            "seconds_step": total, **{f"seconds_{name}": s for name, s in self.spent.items()},
+            "seconds_other": total - sum(self.spent.values()),
+        }
+
+
+class TrainingRun:
+    """One incarnation of a training run."""
+
+    def __init__(self, context: RoleContext) -> None:
+        self.context = context
+        params = TrainParams.model_validate(context.spec.params)
+        self.recipe = Recipe.model_validate(params.recipe)
+        self.recipe_hash = params.recipe_hash
+        self.init = context.resolve(params.init)
+        context.progress(stage="loading", step=0, steps=self.recipe.steps)
+        parallel.set_num_threads(context.cluster.trainer.threads)
+        parallel.initialize(seed=self.recipe.seed)
+        self.policy = Policy.from_hf(self.init, trainable=True, token_budget=self.recipe.token_budget)
+        self.optimizer = Optimizer(self.policy, self.recipe.optimizer)
+        self.reference = (
+            Policy.from_hf(self.init, trainable=False, token_budget=self.recipe.token_budget) if self.recipe.optimizer.kl_coef else None
+        )
+        tasks = select_tasks(read_tasks(context.campaign_paths.tasks("train")), self.recipe.data_filter)
+        self.source = RolloutSource(context, self.recipe, tasks, self.init)
+        self.step, parts = self._resume()
+        self.recorder = Recorder(context, parts, FLUSH_STEPS)
+        self.probe_ids: list[int] = []
+        self._seconds: list[float] = []
+        write_bytes(context.incarnation.effective(context.role), dump_tree(self.policy.effective_config()))
+
+    def run(self) -> dict[str, Any]:
+        """All remaining steps; returns what the job made."""
+        self.context.progress(stage="starting the engine", step=self.step)
+        self.probe_ids = self._first_probe()
+        self.source.publish(self.policy, self.step, self.probe_ids)
+        if self.step < self.recipe.steps:
+            self.source.request(self.step + 1)
+        while self.step < self.recipe.steps:
+            before = self.step
+            if self.context.stop_requested:
+                self.save()
+                self.context.raise_if_stopped()
+            self.train_step(self.step + 1)
+            assert self.step == before + 1, "a step that does not advance would loop for ever"
+            if self.step % self.recipe.checkpoint.every == 0 and self.step < self.recipe.steps:
+                self.save()
+        return self.finish()
+
+    def train_step(self, step: int) -> None:
+        """One step of GRPO: sample, score, learn, publish."""
+        clock = Clock()
+        with clock("generate"):
+            rows = as_rows(self.source.collect(step))
+        batch = score_groups(rows, self.recipe.rollout.group_size, self.recipe.optimizer, self.recipe.data_filter)
+        learned = self.learn(batch, clock)
+        self.probe_ids = [*rows[0]["prompt_ids"], *rows[0]["response_ids"]]
+        reload_error = self.source.reload_error(step - 1)
+        with clock("publish"):
+            self.source.publish(self.policy, step, self.probe_ids)
+            if step < self.recipe.steps:
+                self.source.request(step + 1)
+        for row in rows:
+            row.update(trainer_step=step, staleness=step - 1 - row["weight_version"])
+        timing = clock.metrics()
+        metrics = {
+            **batch.metrics, **learned, **timing, "reload_error": reload_error, "updates": float(self.optimizer.updates),
+            "rollout_tokens_per_second": batch.metrics["rollout_tokens"] / max(timing["seconds_generate"], 1e-9),
+        }
+        self.recorder.add(step, table_of(rows, ROLLOUT), metrics)
+        self.step = step
+        self._show(metrics)
+
+    def learn(self, batch: ScoredBatch, clock: Clock) -> dict[str, float]:
+        """One optimizer update a mini-batch; metrics are means over updates weighted by tokens, extremes stay extremes."""
+        temperature, config = self.recipe.rollout.temperature, self.recipe.optimizer
+        kept = batch.kept()
+        samples = {id(group): [to_sample(row) for row in group.rows] for group in kept}
+        every = [sample for group in kept for sample in samples[id(group)]]
+        with clock("logprobs"):
+            # With one update a batch the policy that is updated is the one that sampled: the ratio is exactly 1.
+            old = self.policy.logprobs(every, temperature=temperature) if config.mini_batches > 1 else [None] * len(every)
+            ref = self.reference.logprobs(every, temperature=temperature) if self.reference else [None] * len(every)
+        scored = iter([replace(s, old_logprobs=o, ref_logprobs=r) for s, o, r in zip(every, old, ref, strict=True)])
+        samples = {key: [next(scored) for _ in value] for key, value in samples.items()}
+        updates = []
+        with clock("train"):
+            for mini in split_mini_batches(kept, config.mini_batches):
+                mini_samples = [sample for group in mini for sample in samples[id(group)]]
+                updates.append(grpo_step(self.policy, self.optimizer, mini_samples, config, temperature=temperature))
+        return merge_updates([u for u in updates if not u["skipped"]])
+
+    def save(self) -> Path:
+        """Checkpoint the run at the current step, its records flushed first."""
+        folder = self.context.incarnation.checkpoint(self.step)
+        if folder.exists():
+            return folder
+        self.recorder.flush()
+        self.context.check_claim()
+        extra = {"step": self.step, "recipe_hash": self.recipe_hash, "parts": self.recorder.parts}
+        checkpoint.save(folder, self.policy, self.optimizer, extra)
+        for old in sorted(self.context.incarnation.checkpoints.iterdir())[: -self.recipe.checkpoint.keep]:
+            if step_of(old) is not None:
+                retention.remove(old)
+        return folder
+
+    def finish(self) -> dict[str, Any]:
+        """Save and export the final policy; what the controller needs to commit the run."""
+        self.context.progress(stage="saving")
+        folder = self.save()
+        policy = self.context.incarnation.policy(self.step)
+        if not policy.exists():
+            self.policy.save_hf(policy, tokenizer_from=self.init)
+            complete(policy, policy_meta(self.step, probe_of(self.policy, self.probe_ids)))
+        inc = self.context.incarnation
+        return {
+            "step": self.step, "recipe_hash": self.recipe_hash, "parts": self.recorder.parts,
+            "checkpoint": self.context.relative(folder), "policy": self.context.relative(policy),
+            "effective": {role: self.context.relative(inc.effective(role)) for role in ("trainer", "rollout")},
+        }
+
+    def _resume(self) -> tuple[int, list[dict[str, Any]]]:
+        """Load the newest complete checkpoint that any incarnation of any attempt left; (0, []) when there is none."""
+        found: list[tuple[int, Path]] = []
+        for job in OwnerPaths(self.context.job.owner).jobs():
+            if job.kind != "train":
+                continue
+            for incarnation in job.incarnations():
+                newest, skipped = checkpoint.newest_complete(incarnation.checkpoints)
+                for path, why in skipped:
+                    print(f"checkpoint {path} is not usable and is passed over: {why}", flush=True)
+                if newest is not None:
+                    found.append((step_of(newest) or 0, newest))
+        for _, folder in sorted(found, reverse=True):
+            extra = retention.read_extra(folder)
+            if extra["recipe_hash"] != self.recipe_hash:
+                print(f"checkpoint {folder} belongs to another recipe and is passed over", flush=True)
+                continue
+            checkpoint.load(folder, self.policy, self.optimizer)
+            print(f"resumed at step {extra['step']} from {folder}", flush=True)
+            return extra["step"], extra["parts"]
+        return 0, []
+
+    def _first_probe(self) -> list[int]:
+        """A token sequence for the first publication: any will do that fits, so the vocabulary in order."""
+        size = min(self.policy.shape.vocab_size, 16)
+        return list(range(size))
+
+    def _show(self, metrics: dict[str, float]) -> None:
+        self._seconds = [*self._seconds[-19:], metrics["seconds_step"]]
+        per_step = sum(self._seconds) / len(self._seconds)
+        self.context.progress(
+            stage="training", step=self.step, reward=round(metrics["reward_mean"], 4), score=round(metrics["score_mean"], 4),
+            tokens_per_second=round(metrics["rollout_tokens"] / metrics["seconds_step"]),
+            seconds_left=round(per_step * (self.recipe.steps - self.step), 1),
+        )
+
+
+_EXTREMES = {"ratio_max": max, "ratio_min": min, "sampler_logprob_diff_max": max, "grad_clipped": max}
+_LAST = ("lr",)
+_INTERNAL = ("skipped", "samples", "micro_batches", "tokens")
+
+
+def merge_updates(updates: list[dict[str, float]]) -> dict[str, float]:
+    """Metrics of one step from those of its optimizer updates."""
+    if not updates:
+        return {"trained_tokens": 0.0}
+    tokens = [u["tokens"] for u in updates]
+    merged = {"trained_tokens": sum(tokens)}
+    for name in updates[0]:
+        values = [u[name] for u in updates]
+        if name in _INTERNAL:
+            continue
+        if name in _EXTREMES:
+            merged[name] = _EXTREMES[name](values)
+        elif name in _LAST:
+            merged[name] = values[-1]
+        else:
+            merged[name] = sum(v * t for v, t in zip(values, tokens, strict=True)) / sum(tokens)
+    return merged
+
+
+def run(context: RoleContext) -> dict[str, Any]:
+    """Entry point of the trainer role."""
+    return TrainingRun(context).run()

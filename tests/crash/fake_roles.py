@@ -1,0 +1,170 @@
+"""Stand-ins for the roles of jobs: the same contract, records and folders as the real ones, without torch or vLLM.
+
+They let hundreds of crash points be tried. That they keep the real roles' contract is checked in test_contract.py
+against what the real ones left behind.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from typing import Any
+
+from evo_hpc.domains.base import read_tasks
+from evo_hpc.evaluation.epoch import epoch_of
+from evo_hpc.evaluation.job import PART, EvaluateParams, EvaluationSpec, _carry_over
+from evo_hpc.evaluation.scores import summarise
+from evo_hpc.jobs.context import RoleContext
+from evo_hpc.seeds import derive_seed
+from evo_hpc.store.atomic import write_bytes
+from evo_hpc.store.manifest import complete
+from evo_hpc.store.schemas import ROLLOUT
+from evo_hpc.store.tables import table_of, write_table
+from evo_hpc.training.recorder import Recorder
+
+STEP_SECONDS = float(os.environ.get("FAKE_STEP_SECONDS", "0.01"))
+
+
+def row(context: RoleContext, version: str, suite: str, task: Any, sample: int, score: float, **changes: Any) -> dict[str, Any]:
+    """A whole rollout row."""
+    return {
+        "campaign": context.spec.campaign, "version": version, "suite": suite, "policy_step": 0, "trainer_step": None,
+        "task_id": task.task_id, "group_id": task.task_id, "sample": sample, "seed": 1, "turns": 1, "prompt_ids": [1],
+        "response_ids": [2], "loss_mask": [1], "logprobs": [-0.1], "text": "x", "messages": None, "tool_calls": [],
+        "stop_reason": "stop", "reward": score, "components": [("correct", score), ("format", 1.0)], "verifier_detail": "",
+        "error_class": None, "weight_version": 0, "evaluator_epoch": None, "generate_seconds": 0.0, "verify_seconds": 0.0,
+        "prompt_tokens": 1, "response_tokens": 1, "truncated": False, "trigrams_total": 0, "trigrams_unique": 0,
+        "longest_token_run": 1, "tool_call_count": 0, "tool_error_count": 0, "domain_features": [], "task_attributes": [],
+        "advantage": None, "kept": None, "staleness": None, **changes,
+    }
+
+
+def policy_folder(context: RoleContext, step: int) -> str:
+    """A folder that looks like a policy."""
+    folder = context.incarnation.policy(step)
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    for name in ("config.json", "tokenizer.json"):
+        (folder / name).write_text("{}")
+    (folder / "model.safetensors").write_text(f"weights of step {step}")
+    complete(folder, {"weight_version": step})
+    return context.relative(folder)
+
+
+def supervise(context: RoleContext) -> dict[str, Any]:
+    context.progress(stage="supervised", step=0, steps=1)
+    write_bytes(context.incarnation.effective(context.role), b"threads: 1\n")
+    context.check_claim()
+    return {"policy": policy_folder(context, 1), "step": 1, "loss": 0.1, "tokens": 1.0,
+            "effective": {"trainer": context.relative(context.incarnation.effective(context.role))}}
+
+
+def train(context: RoleContext) -> dict[str, Any]:
+    """Steps that are functions of their number, checkpoints that carry the parts, resume from the newest whole one."""
+    steps, every = context.spec.params["recipe"]["steps"], context.spec.params["recipe"]["checkpoint"]["every"]
+    task = read_tasks(context.campaign_paths.tasks("train"))[0]
+    write_bytes(context.incarnation.effective("trainer"), b"threads: 1\n")
+    write_bytes(context.incarnation.effective("rollout"), b"threads: 1\n")
+    done, parts = _resume(context)
+    recorder = Recorder(context, parts, 1000)
+    for step in range(done + 1, steps + 1):
+        if context.stop_requested:
+            _save(context, recorder, step - 1)
+            context.raise_if_stopped()
+        time.sleep(STEP_SECONDS)
+        rows = [row(context, context.spec.owner, "train", task, sample, float(sample), trainer_step=step) for sample in range(2)]
+        recorder.add(step, table_of(rows, ROLLOUT), {"loss": 1.0 / step})
+        context.progress(stage="training", step=step, steps=steps)
+        if step % every == 0 and step < steps:
+            _save(context, recorder, step)
+    folder = _save(context, recorder, steps)
+    inc = context.incarnation
+    return {
+        "step": steps, "recipe_hash": context.spec.params["recipe_hash"], "parts": recorder.parts, "checkpoint": context.relative(folder),
+        "policy": policy_folder(context, steps),
+        "effective": {role: context.relative(inc.effective(role)) for role in ("trainer", "rollout")},
+    }
+
+
+def _save(context: RoleContext, recorder: Recorder, step: int) -> Any:
+    import json
+
+    folder = context.incarnation.checkpoint(step)
+    if not folder.exists():
+        recorder.flush()
+        context.check_claim()
+        temp = folder.with_name(f".partial-{folder.name}-{os.getpid()}")
+        temp.mkdir(parents=True)
+        (temp / "extra.json").write_text(json.dumps({"step": step, "parts": recorder.parts}))
+        complete(temp, {"kind": "checkpoint"})
+        temp.rename(folder)
+    return folder
+
+
+def _resume(context: RoleContext) -> tuple[int, list[dict[str, Any]]]:
+    from evo_hpc.paths import OwnerPaths
+    from evo_hpc.store.atomic import read_json
+
+    found = [
+        (read_json(extra)["step"], read_json(extra)["parts"])
+        for job in OwnerPaths(context.job.owner).jobs() if job.kind == "train"
+        for inc in job.incarnations() for extra in inc.checkpoints.glob("step-*/extra.json")
+    ]
+    return max(found, key=lambda pair: pair[0], default=(0, []))
+
+
+def rollout(context: RoleContext) -> dict[str, Any]:
+    """Serves nothing; ends when it is told to."""
+    while True:
+        context.raise_if_stopped()
+        time.sleep(0.02)
+
+
+def evaluate(context: RoleContext) -> dict[str, Any]:
+    """Scores drawn from the version's name: v0000 30 %, later ones 70 %."""
+    params = EvaluateParams.model_validate(context.spec.params)
+    for spec in params.evaluations:
+        if not _carry_over(context, spec):
+            _evaluate(context, spec)
+    return {"evaluations": [
+        {"version": s.version, "suite": s.suite, "folder": context.relative(context.incarnation.evaluation(s.version, s.suite))}
+        for s in params.evaluations
+    ]}
+
+
+def _evaluate(context: RoleContext, spec: EvaluationSpec) -> None:
+    k, chance = context.campaign.evaluation.samples_per_task, 30 if spec.version == "v0000" else 70
+    tasks = read_tasks(context.campaign_paths.tasks(spec.suite))
+    components = {"suite": spec.suite, "samples_per_task": str(k)}
+    rows = [
+        row(context, spec.version, spec.suite, task, s, float(derive_seed(spec.version, task.task_id, s) % 100 < chance),
+            evaluator_epoch=epoch_of(components))
+        for task in tasks for s in range(k)
+    ]
+    folder = context.incarnation.evaluation(spec.version, spec.suite)
+    shutil.rmtree(folder, ignore_errors=True)
+    context.check_claim()
+    write_table(folder / PART, rows, ROLLOUT)
+    complete(folder, {
+        "version": spec.version, "suite": spec.suite, "policy": spec.policy, "policy_step": spec.policy_step, "policy_sha256": "0",
+        "epoch": epoch_of(components), "epoch_components": components, **summarise(rows, [t.task_id for t in tasks], k),
+    })
+
+
+def broken(context: RoleContext) -> dict[str, Any]:
+    """Fails as told by the environment: the kinds of failure that a role can have."""
+    from evo_hpc.errors import UserError
+
+    match os.environ["FAKE_FAILURE"]:
+        case "user":
+            raise UserError("recipe.yaml:3: this is yours to mend")
+        case "error":
+            raise RuntimeError("the machine did something")
+        case "exit":
+            os._exit(7)
+        case "abort":
+            os.abort()
+        case "hang":
+            time.sleep(3600)
+    return {}
