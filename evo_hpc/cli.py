@@ -43,7 +43,8 @@ def _print(as_json: bool, record: Any, view: Any) -> None:
     else:
         from rich.console import Console
 
-        Console(highlight=False).print(view() if callable(view) else view, soft_wrap=False)
+        shown = view() if callable(view) else view
+        Console(highlight=False).print(shown, soft_wrap=isinstance(shown, str), markup=False)
 
 
 @app.callback(invoke_without_command=True)

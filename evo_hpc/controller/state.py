@@ -97,7 +97,7 @@ def read_state(paths: CampaignPaths, *, hashes: bool = False) -> CampaignState:
     domain, _ = domain_of(paths, settings.campaign)
     for node in nodes.values():
         _check_reward(node.paths.recipe_yaml, node.recipe, domain.component_names)
-    base_policy = _base_policy(paths, settings)
+    base_policy = base_policy_of(paths, settings)
     versions: dict[str, VersionState] = {}
     for node in sorted(nodes.values(), key=lambda n: n.id):
         versions[node.id] = _version_state(paths, settings, node, nodes, base_policy)
@@ -114,7 +114,8 @@ def _jobs(owner: OwnerPaths) -> dict[JobKind, list[JobStatus]]:
     return jobs
 
 
-def _base_policy(paths: CampaignPaths, settings: Settings) -> str | None:
+def base_policy_of(paths: CampaignPaths, settings: Settings) -> str | None:
+    """Folder of the base policy, relative to the campaign; None while it is still to be made. Raises UserError."""
     choice = settings.campaign.base_model
     folder = paths.root / choice.path
     if folder.exists():

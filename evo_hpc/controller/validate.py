@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from evo_hpc.controller.state import load_settings
+from evo_hpc.controller.state import base_policy_of, load_settings, read_state
 from evo_hpc.controller.tasks import check_tasks
 from evo_hpc.dispatch.local import observe
 from evo_hpc.errors import EvoError
@@ -46,8 +46,11 @@ def find_problems(paths: CampaignPaths) -> list[str]:
         for job in owner.jobs():
             check(lambda job=job: observe(job))
             check(lambda job=job: load_spec(job) if job.spec.exists() else None)
+    if settings is not None:
+        check(lambda: base_policy_of(paths, settings))
     for folder in _published(paths):
         check(lambda folder=folder: read_complete(folder, hashes=True))
+    check(lambda: read_state(paths))
     return problems
 
 

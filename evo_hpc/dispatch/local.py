@@ -127,7 +127,8 @@ class LocalExecutor:
             "--job-name", intent.name, "--start", str(number), "--generation", str(lease.generation),
         ]
         with job.launch_log.open("ab") as log:
-            child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+            child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+                                     env={**os.environ, **self.cluster.environment})
         self._children.append(child)
         return child.pid
 

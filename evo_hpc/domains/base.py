@@ -22,6 +22,7 @@ from evo_hpc.domains.task import (
     tasks_from_jsonl,
     tasks_to_jsonl,
 )
+from evo_hpc.errors import UserError
 
 __all__ = [
     "SPLITS",
@@ -43,7 +44,7 @@ __all__ = [
 _DOMAINS = {"arithmetic": ("evo_hpc.domains.arithmetic.domain", "Arithmetic")}
 
 
-class DomainError(ValueError):
+class DomainError(UserError):
     """A domain does not exist, or cannot do what its configuration asks for."""
 
 

@@ -10,11 +10,13 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, NoReturn
 
+from evo_hpc.errors import UserError
+
 SPLITS = ("train", "probe", "dev", "sealed")
 ROLES = ("system", "user", "assistant", "tool")
 
 
-class TaskError(ValueError):
+class TaskError(UserError):
     """A task, or a file of tasks, is not what it must be."""
 
 

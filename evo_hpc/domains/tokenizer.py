@@ -19,11 +19,13 @@ import jinja2.parser
 import jinja2.sandbox
 from tokenizers import Tokenizer
 
+from evo_hpc.errors import UserError
+
 # The named special tokens that a chat template may refer to.
 SPECIAL_TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
-class TokenizerError(ValueError):
+class TokenizerError(UserError):
     """A model folder's tokenizer files are missing or unusable, or a chat template refused its messages."""
 
 
@@ -81,7 +83,7 @@ class ChatTokenizer:
                 add_generation_prompt=add_generation_prompt,
                 **self._special_tokens,
             )
-        except jinja2.TemplateError as error:
+        except (jinja2.TemplateError, TypeError) as error:  # TypeError: text + a content that is null
             raise TokenizerError(f"chat template: {error}") from error
 
     def encode_prompt(self, messages: Sequence[dict[str, Any]], *, add_generation_prompt: bool = True) -> list[int]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-
-class RolloutError(RuntimeError):
-    """Base of every error of `evo_hpc.rollout`."""
+from evo_hpc.errors import Failure, UserError
 
 
-class EngineUnavailable(RolloutError):
+class RolloutError(Failure):
+    """Base of every error of the engine."""
+
+
+class EngineUnavailable(UserError, RolloutError):
     """vLLM is not installed, was imported too early, or does not start."""
 
 
@@ -15,7 +17,7 @@ class EngineClosed(RolloutError):
     """The engine was closed, or a failed reload left weights that nobody vouches for."""
 
 
-class ModelFolderError(RolloutError):
+class ModelFolderError(UserError, RolloutError):
     """A model folder is missing, incomplete, torn, or of another architecture. Names the path."""
 
 

@@ -54,7 +54,7 @@ def run(context: RoleContext) -> dict[str, Any]:
     optimizer = Optimizer(policy, OptimizerSettings(
         lr=settings.lr, lr_warmup_updates=settings.lr_warmup_updates, weight_decay=settings.weight_decay,
     ))
-    write_bytes(context.incarnation.effective(context.role), dump_tree(policy.effective_config()))
+    write_bytes(context.incarnation.effective(context.role), dump_tree({**policy.effective_config(), "optimizer": optimizer.effective_config()}))
     stream = examples(context, settings, ChatTokenizer.from_folder(start))
     began, tokens, loss = time.perf_counter(), 0.0, float("nan")
     batch: list[Sample] = []

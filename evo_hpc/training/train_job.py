@@ -90,7 +90,8 @@ class TrainingRun:
         self.recorder = Recorder(context, parts, FLUSH_STEPS)
         self.probe_ids: list[int] = []
         self._seconds: list[float] = []
-        write_bytes(context.incarnation.effective(context.role), dump_tree(self.policy.effective_config()))
+        effective = {**self.policy.effective_config(), "optimizer": self.optimizer.effective_config()}
+        write_bytes(context.incarnation.effective(context.role), dump_tree(effective))
 
     def run(self) -> dict[str, Any]:
         """All remaining steps; returns what the job made."""

@@ -35,7 +35,7 @@ def unordered(task: Task) -> frozenset[int]:
     return frozenset(int(number) for number in task.messages[0]["content"].split("+"))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(configs)
 def test_splits_never_overlap_and_have_the_sizes_asked_for(config: ArithmeticConfig) -> None:
     splits = make_tasks(config)
@@ -52,7 +52,7 @@ def test_splits_never_overlap_and_have_the_sizes_asked_for(config: ArithmeticCon
         assert max(counts.values(), default=0) - min((counts[d] for d in config.digits), default=0) <= 1
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(configs)
 def test_task_content(config: ArithmeticConfig) -> None:
     for task in chain.from_iterable(make_tasks(config).values()):
@@ -139,7 +139,7 @@ def test_the_seed_matters() -> None:
     assert all(first[split] != second[split] for split in first)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.integers(0, 1000), st.integers(0, 1000))
 def test_supervised_examples_avoid_held_out_pairs(task_seed: int, stream_seed: int) -> None:
     # 45 pairs with one digit, 40 of them held out: a leak would show at once.

@@ -110,9 +110,11 @@ def test_the_model_has_one_embedding_a_symbol() -> None:
     assert len(VOCABULARY) % 8 == 0
 
 
-def test_template_refuses_unknown_roles(tokenizer: ChatTokenizer) -> None:
+def test_template_refuses_unknown_roles_and_null_content(tokenizer: ChatTokenizer) -> None:
     with pytest.raises(TokenizerError, match="unknown role: tool"):
         tokenizer.encode_prompt([{"role": "tool", "content": "1"}])
+    with pytest.raises(TokenizerError, match="chat template: "):
+        tokenizer.encode_prompt([{"role": "user", "content": None}])
 
 
 def rewrite(folder: Path, name: str, **changes: Any) -> None:
