@@ -38,7 +38,7 @@ setup:
 	exec "$$python" tools/setup_venv.py --min-free-gb '$(MIN_FREE_GB)' --torch-index='$(TORCH_INDEX)'
 
 demo: setup
-	.venv/bin/evo-hpc demo
+	.venv/bin/evo-hpc demo $(DEMO_ARGS)
 
 test: setup
 	$(PYTEST) -m 'not slow'

@@ -11,6 +11,7 @@ from typing import Any
 
 from evo_hpc.controller.act import Event, carry_out
 from evo_hpc.controller.plan import Blocker, Plan, make_plan
+from evo_hpc.controller.preflight import check_machine
 from evo_hpc.controller.state import CampaignState, read_state
 from evo_hpc.dispatch.local import LocalExecutor
 from evo_hpc.errors import Failure, UserError
@@ -43,7 +44,9 @@ class Controller:
 
     def run(self) -> CampaignState:
         """Bring the campaign as far as it goes. Raises UserError or Failure when something stands in the way, Interrupted on a signal."""
-        read_state(self.paths, hashes=True)  # refuse a damaged campaign before owning it
+        state = read_state(self.paths, hashes=True)  # refuse a damaged campaign before owning it
+        if not make_plan(state, 0).done:
+            check_machine(state.settings.cluster, self.paths.root)
         lease = acquire(self.paths, take_over=self.take_over)
         with self._signals():
             try:

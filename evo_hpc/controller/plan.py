@@ -117,6 +117,9 @@ class _Planner:
         if FIRST not in state.versions:
             self.actions.append(CreateVersion(FIRST, ROOT, state.settings.recipe.steps))
             return
+        for status in state.all_jobs():
+            if status.phase == "finished":  # also one whose outputs are there: a kill can fall between them and the record
+                self._end(status)
         if state.base_policy is None:
             self._work("base", "supervise", state.base_jobs, {})
         for version in state.versions.values():
@@ -156,14 +159,15 @@ class _Planner:
                 self.actions.append(Start(last.job))
             else:
                 self.actions.append(GiveUp(last, "infrastructure", f"died {last.starts} times without a result; see the logs below {last.job.root}"))
-        elif last.phase == "finished":
-            assert last.result is not None
-            if last.result.outcome == "done":
-                self.actions.append(Commit(last))
-            else:
-                self.actions.append(GiveUp(last, last.result.blame or "infrastructure", last.result.error or "unknown"))
         elif last.phase == "recorded":
             self._after_record(owner, kind, attempts, params)
+
+    def _end(self, status: JobStatus) -> None:
+        assert status.result is not None
+        if status.result.outcome == "done":
+            self.actions.append(Commit(status))
+        else:
+            self.actions.append(GiveUp(status, status.result.blame or "infrastructure", status.result.error or "unknown"))
 
     def _after_record(self, owner: str, kind: JobKind, attempts: list[JobStatus], params: dict[str, Any]) -> None:
         last = attempts[-1]

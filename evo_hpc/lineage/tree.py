@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,7 +13,7 @@ from evo_hpc.errors import UserError
 from evo_hpc.lineage.factors import Change, changes, recipe_diff, recipe_hash
 from evo_hpc.lineage.version import Version
 from evo_hpc.paths import CampaignPaths, VersionPaths
-from evo_hpc.store.atomic import AlreadyWritten, write_bytes, write_once
+from evo_hpc.store.atomic import fsync_folder, temp_path, write_bytes
 
 
 class BadLineage(UserError):
@@ -100,19 +102,23 @@ def _cycles(nodes: dict[str, Node]) -> list[str]:
 
 
 def create_version(campaign: CampaignPaths, version: Version, recipe: Recipe, parent: Node | None) -> None:
-    """Write a version's folder: recipe and diff first, version.yaml (which makes it exist) last, once.
+    """Make a version's folder appear at once, with its recipe and its diff against the parent.
 
-    Idempotent for the same content. Raises BadLineage when another version.yaml is there.
+    Idempotent for the same version. Raises BadLineage when the folder is there with another version.yaml.
     """
-    paths = campaign.version(version.id)
-    paths.root.mkdir(parents=True, exist_ok=True)
-    write_bytes(paths.recipe_yaml, dump_model(recipe))
+    final = campaign.version(version.id)
+    temp = VersionPaths(temp_path(final.root))
+    write_bytes(temp.version_yaml, dump_model(version))
+    write_bytes(temp.recipe_yaml, dump_model(recipe))
     if parent is not None:
-        write_bytes(paths.intervention_diff, recipe_diff(parent.recipe, recipe, (parent.id, version.id)).encode())
+        write_bytes(temp.intervention_diff, recipe_diff(parent.recipe, recipe, (parent.id, version.id)).encode())
     try:
-        write_once(paths.version_yaml, dump_model(version))
-    except AlreadyWritten as error:
-        raise BadLineage(f"{paths.version_yaml}: exists already with other content") from error
+        os.rename(temp.root, final.root)
+        fsync_folder(final.root.parent)
+    except OSError as error:
+        shutil.rmtree(temp.root)
+        if not final.version_yaml.exists() or load_model(final.version_yaml, Version) != version:
+            raise BadLineage(f"{final.root}: exists already with other content ({error.strerror})") from error
 
 
 def node_changes(parent: Node, child: Node) -> list[Change]:

@@ -15,7 +15,7 @@ from evo_hpc.config.base import Config
 from evo_hpc.config.recipe import Recipe
 from evo_hpc.config.yaml_io import dump_tree
 from evo_hpc.domains.base import read_tasks
-from evo_hpc.jobs.context import RoleContext
+from evo_hpc.jobs.context import RoleContext, Stopped
 from evo_hpc.paths import OwnerPaths, step_of
 from evo_hpc.rollout.exchange import policy_meta
 from evo_hpc.store.atomic import write_bytes
@@ -102,10 +102,12 @@ class TrainingRun:
             self.source.request(self.step + 1)
         while self.step < self.recipe.steps:
             before = self.step
-            if self.context.stop_requested:
-                self.save()
+            try:
                 self.context.raise_if_stopped()
-            self.train_step(self.step + 1)
+                self.train_step(self.step + 1)
+            except Stopped:  # between steps, or while waiting for rollouts: no update is half done
+                self.save()
+                raise
             assert self.step == before + 1, "a step that does not advance would loop for ever"
             if self.step % self.recipe.checkpoint.every == 0 and self.step < self.recipe.steps:
                 self.save()

@@ -48,7 +48,9 @@ if __name__ == "__main__":
     from evo_hpc.controller.loop import Controller
     from evo_hpc.paths import CampaignPaths
 
-    atomic.os = manifest.os = CountedOs()  # type: ignore[assignment]
+    import evo_hpc.lineage.tree as tree
+
+    atomic.os = manifest.os = tree.os = CountedOs()  # type: ignore[assignment]
     subprocess.Popen = counted(subprocess.Popen)  # type: ignore[misc, assignment]
     Controller(CampaignPaths(Path(sys.argv[1])), lambda state, plan, events: None).run()
     print(count)

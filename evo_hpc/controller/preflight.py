@@ -1,0 +1,41 @@
+"""What a run on this machine needs, looked for before anything is started: a missing package found late costs minutes."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+from pathlib import Path
+
+from evo_hpc.config.cluster import Cluster
+from evo_hpc.errors import UserError
+
+NEEDED = {"torch": "training", "megatron.core": "training", "vllm": "sampling"}
+MIN_FREE_BYTES = 200 << 20
+
+
+class NotReady(UserError):
+    """This machine lacks something that the jobs need."""
+
+
+def check_machine(cluster: Cluster, folder: Path) -> None:
+    """Raise NotReady, listing everything that is missing. Jobs with an interpreter of their own are not judged here."""
+    problems = []
+    if cluster.python is None:
+        problems += [
+            f"{name} is not installed ({purpose} needs it): run `make setup`, or install evo-hpc with the extra `cpu` or `gpu`"
+            for name, purpose in NEEDED.items() if not _installed(name)
+        ]
+    elif shutil.which(cluster.python) is None:
+        problems.append(f"cluster.yaml: python: {cluster.python} is not an executable")
+    free = shutil.disk_usage(folder).free
+    if free < MIN_FREE_BYTES:
+        problems.append(f"{folder}: {free >> 20} MiB free on this filesystem; at least {MIN_FREE_BYTES >> 20} MiB are needed")
+    if problems:
+        raise NotReady("\n".join(problems))
+
+
+def _installed(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError:  # a parent package is missing
+        return False

@@ -1,0 +1,127 @@
+"""Rewards, contexts, rows, and the file protocol between trainer and workers; the engine is a stand-in that repeats itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from evo_hpc.config.recipe import Reward
+from evo_hpc.domains.base import Task, get_domain
+from evo_hpc.domains.tokenizer import ChatTokenizer
+from evo_hpc.paths import ExchangePaths
+from evo_hpc.rollout.exchange import (
+    GroupRequest,
+    Probe,
+    StepRequest,
+    claim_batch,
+    policy_meta,
+    post_request,
+    published,
+    read_probe,
+    read_request,
+)
+from evo_hpc.rollout.groups import ContextError, Group, Sampler, longest_context, positions
+from evo_hpc.rollout.records import Completion, Request, Sampling
+from evo_hpc.rollout.reward import RewardError, check_weights, total_reward
+from evo_hpc.store.manifest import Torn, complete
+from evo_hpc.store.schemas import ROLLOUT
+from evo_hpc.store.tables import table_of
+
+TASK = Task("add-2-3", "train", ({"role": "user", "content": "2+3"},), "5", {"digits": 1, "carries": 0})
+
+
+@pytest.mark.parametrize("reward, truncated, expected", [
+    (Reward(), False, 1.0),
+    (Reward(weights={"correct": 1.0, "format": 0.1}), False, 1.05),
+    (Reward(weights={"correct": 3.0}, clip=2.0), False, 2.0),
+    (Reward(weights={"correct": -3.0}, clip=2.0), False, -2.0),
+    (Reward(truncated="zero"), True, 0.0),
+    (Reward(truncated="score"), True, 1.0),
+])
+def test_total_reward(reward: Reward, truncated: bool, expected: float) -> None:
+    assert total_reward(reward, {"correct": 1.0, "format": 0.5}, truncated=truncated) == pytest.approx(expected)
+
+
+def test_an_unknown_component_is_named() -> None:
+    with pytest.raises(RewardError, match="unknown component style; this domain's verifier gives correct, format"):
+        check_weights(Reward(weights={"style": 1.0}), ("correct", "format"))
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> ChatTokenizer:
+    folder = tmp_path_factory.mktemp("policy")
+    get_domain("arithmetic").write_policy_files(folder)  # type: ignore[attr-defined]
+    assert positions(folder) == 256
+    return ChatTokenizer.from_folder(folder)
+
+
+def test_the_context_is_as_long_as_needed_or_refused(tokenizer: ChatTokenizer) -> None:
+    prompt = len(tokenizer.encode_prompt(TASK.messages))
+    assert longest_context(tokenizer, [TASK], None, 64, 256) == prompt + 64 + 1
+    assert longest_context(tokenizer, [TASK], None, 256 - prompt, 256) == 256
+    assert longest_context(tokenizer, [TASK], "123", 64, None) == prompt + 64 + 1 + 4
+    with pytest.raises(ContextError, match=r"need 25[7-9] positions, the model has 256"):
+        longest_context(tokenizer, [TASK], None, 257 - prompt, 256)
+
+
+class Repeater:
+    """Answers every request with one text; its log-probabilities are minus the position."""
+
+    def __init__(self, ids: list[int], stop_reason: str) -> None:
+        self.ids, self.stop_reason, self.seeds = ids, stop_reason, []  # type: ignore[var-annotated]
+
+    def generate(self, requests, sampling, on_finish=None):  # type: ignore[no-untyped-def]
+        self.seeds = [r.seed for r in requests]
+        done = [self._one(r) for r in requests]
+        for completion in done:
+            if on_finish:
+                on_finish(completion)
+        return done
+
+    def _one(self, request: Request) -> Completion:
+        logprobs = -np.arange(len(self.ids), dtype=np.float32)
+        return Completion(request.request_id, tuple(self.ids), logprobs, self.stop_reason, 4, 0.5)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("stop_reason, reward", [("stop", 1.1), ("length", 0.0)])
+def test_rows_hold_the_engines_tokens_and_the_verdict(tokenizer: ChatTokenizer, stop_reason: str, reward: float) -> None:
+    ids = [*tokenizer.encode_text("2+3=5;#5"), *([tokenizer.eos_ids[0]] if stop_reason == "stop" else [])]
+    engine, seen = Repeater(ids, stop_reason), []
+    sampler = Sampler(
+        engine, tokenizer, get_domain("arithmetic"), Sampling(1.0, 1.0, 64, tokenizer.eos_ids),  # type: ignore[arg-type]
+        Reward(weights={"correct": 1.0, "format": 0.1}),
+    )
+    common = {"campaign": "c", "version": "v", "suite": "train", "policy_step": 3, "trainer_step": 4, "evaluator_epoch": None}
+    rows = sampler.rows([Group("a", TASK, (1, 2)), Group("b", TASK, (3,))], common, seen.append)
+    assert table_of(rows, ROLLOUT).num_rows == 3 and engine.seeds == [1, 2, 3] and seen == [1, 2, 3]
+    assert [(r["group_id"], r["sample"]) for r in rows] == [("a", 0), ("a", 1), ("b", 0)]
+    row = rows[0]
+    assert row["response_ids"] == ids and row["text"] == "2+3=5;#5" and row["weight_version"] == 4
+    assert row["reward"] == pytest.approx(reward) and row["truncated"] is (stop_reason == "length")
+    assert dict(row["task_attributes"]) == {"digits": "1", "carries": "0"} and row["trigrams_total"] == len(ids) - 2
+
+
+def test_a_request_is_claimed_by_one_worker(tmp_path: Path) -> None:
+    exchange = ExchangePaths(tmp_path)
+    request = StepRequest(step=3, weight_version=2, batches=[[GroupRequest(group_id="g", task_id="t", seeds=[1, 2])]])
+    post_request(exchange, request)
+    assert read_request(exchange, 3) == request
+    assert [claim_batch(exchange, 3, 0, worker) for worker in ("w0", "w1", "w0")] == [True, False, True]
+
+
+def test_a_policy_is_seen_as_a_whole_and_brings_its_probe(tmp_path: Path) -> None:
+    exchange = ExchangePaths(tmp_path)
+    folder = exchange.policy(5)
+    folder.mkdir(parents=True)
+    (folder / "model.safetensors").write_text("weights")
+    assert not published(exchange, 5)
+    with pytest.raises(Torn):
+        read_probe(folder)
+    complete(folder, policy_meta(5, Probe.of([1, 2], np.array([0.0, -0.25], np.float32))))
+    probe = read_probe(folder)
+    assert published(exchange, 5) and probe is not None and probe.array().tolist() == [0.0, -0.25]
+    (folder / "model.safetensors").write_text("weigh")
+    with pytest.raises(Torn, match="truncated"):
+        read_probe(folder)

@@ -1,0 +1,86 @@
+"""Rollout rows to samples: advantages by group, the exact zero-variance filter, errors that are not wrong answers."""
+
+from __future__ import annotations
+
+import math
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from evo_hpc.config.recipe import DataFilter, Optimizer
+from evo_hpc.training.groups import score_groups, split_mini_batches, to_sample
+
+KEEP = DataFilter(zero_variance="keep")
+
+
+def rows(*rewards: list[float | None]) -> list[dict[str, Any]]:
+    """Groups of rollouts with these rewards; None = the verifier failed."""
+    return [
+        {"group_id": f"g{g}", "sample": s, "reward": r, "error_class": "verifier" if r is None else None, "prompt_ids": [5, 6],
+         "response_ids": [7, 8, 9], "loss_mask": [1, 1, 1], "logprobs": [-0.1, -0.2, -0.3], "response_tokens": 3, "truncated": False,
+         "components": [("correct", float(bool(r)))] if r is not None else [], "advantage": None, "kept": None}
+        for g, group in enumerate(rewards) for s, r in enumerate(group)
+    ]
+
+
+def test_advantages_and_counts() -> None:
+    data = rows([1, 0, 0, 0], [0, 0, 0, 0], [1, 1, 1, 1])
+    random.Random(0).shuffle(data)
+    batch = score_groups(data, 4, Optimizer(), DataFilter())
+    kept = batch.kept()
+    assert len(kept) == 1
+    wanted = (np.array([1, 0, 0, 0]) - 0.25) / (np.std([1, 0, 0, 0], ddof=1) + 1e-6)
+    assert np.allclose(kept[0].advantages, wanted)
+    assert [r["advantage"] for r in kept[0].rows] == pytest.approx(list(wanted))
+    m = batch.metrics
+    assert (m["groups"], m["groups_kept"], m["groups_all_fail"], m["groups_all_pass"], m["groups_errored"]) == (3, 1, 1, 1, 0)
+    assert m["zero_variance_fraction"] == pytest.approx(2 / 3) and m["reward_mean"] == pytest.approx(5 / 12)
+    assert all(r["kept"] is (r["group_id"] == "g0") for r in data)
+
+
+def test_a_verifier_error_drops_the_group_and_is_counted() -> None:
+    batch = score_groups(rows([1, None], [1, 0]), 2, Optimizer(), DataFilter())
+    assert [g.kept for g in batch.groups] == [False, True]
+    assert batch.metrics["groups_errored"] == 1 and batch.metrics["reward_mean"] == 0.5
+
+
+def test_nothing_but_errors_is_no_score() -> None:
+    batch = score_groups(rows([None, None]), 2, Optimizer(), DataFilter())
+    assert batch.kept() == [] and math.isnan(batch.metrics["reward_mean"])
+
+
+def test_equal_rewards_can_be_kept_with_zero_advantage() -> None:
+    batch = score_groups(rows([0.1, 0.1, 0.1]), 3, Optimizer(), KEEP)
+    assert batch.groups[0].kept and list(batch.groups[0].advantages) == [0, 0, 0]
+
+
+@given(st.lists(st.floats(-2, 2).map(lambda x: round(x, 3)), min_size=2, max_size=8))
+def test_only_exact_equality_is_zero_variance(rewards: list[float]) -> None:
+    batch = score_groups(rows(rewards), len(rewards), Optimizer(), DataFilter())
+    assert batch.groups[0].kept == (max(rewards) != min(rewards))
+    assert abs(sum(batch.groups[0].advantages)) < 1e-6
+
+
+@pytest.mark.parametrize("broken", [rows([1, 0])[:1], rows([1, 0]) + rows([1, 0])[:1]])
+def test_incomplete_groups_are_refused(broken: list[dict[str, Any]]) -> None:
+    with pytest.raises(ValueError, match="group g0 has samples"):
+        score_groups(broken, 2, Optimizer(), DataFilter())
+
+
+def test_the_trainer_sees_the_very_tokens_of_the_engine() -> None:
+    row = rows([1, 0])[0] | {"advantage": 0.7}
+    sample = to_sample(row)
+    assert sample.token_ids == [5, 6, 7, 8, 9] and sample.loss_mask == [0, 0, 1, 1, 1] and sample.advantage == 0.7
+    assert sample.sampled_logprobs is not None and np.allclose(sample.sampled_logprobs, [0, 0, -0.1, -0.2, -0.3])
+
+
+@given(st.integers(0, 20), st.integers(1, 6))
+def test_mini_batches_cover_whole_groups_once(count: int, parts: int) -> None:
+    groups = list(range(count))
+    cut = split_mini_batches(groups, parts)  # type: ignore[arg-type]
+    assert [g for part in cut for g in part] == groups
+    assert len(cut) == min(count, parts) and (not cut or max(map(len, cut)) - min(map(len, cut)) <= 1)
