@@ -60,8 +60,10 @@ def grpo_step(
             }
             most = {"ratio_max": token.ratio, "negative_ratio_min": -token.ratio}
             if batch.sampled is not None:
-                mean["sampler_kl"] = k3(batch.sampled, logprob)
-                most["sampler_logprob_diff_max"] = (batch.sampled - logprob).abs()
+                # Against the trainer's view of the policy that sampled, not of the one that later mini-batches have moved.
+                behaviour = logprob if batch.old is None else batch.old
+                mean["sampler_kl"] = k3(batch.sampled, behaviour)
+                most["sampler_logprob_diff_max"] = (batch.sampled - behaviour).abs()
         return token.loss(config.kl_coef), mean, most
 
     metrics = _update(policy, optimizer, samples, terms)

@@ -124,6 +124,8 @@ def rollout(context: RoleContext) -> dict[str, Any]:
 def evaluate(context: RoleContext) -> dict[str, Any]:
     """Scores drawn from the version's name: v0000 30 %, later ones 70 %."""
     params = EvaluateParams.model_validate(context.spec.params)
+    context.progress(stage="evaluating", step=0, steps=1)
+    write_bytes(context.incarnation.effective(context.role), b"threads: 1\n")
     for spec in params.evaluations:
         if not _carry_over(context, spec):
             _evaluate(context, spec)
