@@ -12,6 +12,7 @@ _INCARNATION = re.compile(r"^inc-(?P<number>\d+)$")
 _CLAIM = re.compile(r"^claim-(?P<number>\d{6})\.json$")
 _START = re.compile(r"^start-(?P<number>\d{6})\.json$")
 _GENERATION = re.compile(r"^generation-(?P<number>\d{6})\.json$")
+_LOOK = re.compile(r"^look-(?P<number>\d{6})\.json$")
 _STEP = re.compile(r"^step-(?P<step>\d{6,})$")
 
 COMPLETE = "COMPLETE.json"
@@ -81,10 +82,6 @@ class ExchangePaths:
 
     def rollouts(self, step: int, batch: int) -> Path:
         return self.root / "rollouts" / f"{step_name(step)}-b{batch:04d}.parquet"
-
-    @property
-    def stop(self) -> Path:
-        return self.root / "STOP"
 
     def folders(self) -> list[Path]:
         return [self.root / name for name in ("policy", "requests", "claims", "rollouts")]
@@ -190,6 +187,11 @@ class JobPaths:
         return self.root / "record.json"
 
     @property
+    def effective_yaml(self) -> Path:
+        """The roles' own accounts merged, before they are published with the training run."""
+        return self.root / "effective.yaml"
+
+    @property
     def launch_log(self) -> Path:
         return self.root / "launch.log"
 
@@ -225,7 +227,8 @@ class OwnerPaths:
         folder = self.root / "jobs"
         if not folder.is_dir():
             return []
-        return [JobPaths(p) for p in sorted(folder.iterdir()) if _JOB.match(p.name) and p.is_dir()]
+        jobs = [JobPaths(p) for p in folder.iterdir() if _JOB.match(p.name) and p.is_dir()]
+        return sorted(jobs, key=lambda job: (job.kind, job.attempt))
 
 
 @dataclass(frozen=True)
@@ -301,11 +304,12 @@ class VersionPaths(OwnerPaths):
     def evaluation_complete(self, suite: str) -> Path:
         return self.evaluation(suite) / COMPLETE
 
-    def comparison(self, other: str, suite: str) -> Path:
-        return self.root / "comparisons" / f"{other}-{suite}.json"
+    def comparison(self, other: str, suite: str, look: int) -> Path:
+        return self.root / "comparisons" / f"{other}-{suite}-look-{look:06d}.json"
 
     def comparisons(self) -> list[Path]:
-        return sorted((self.root / "comparisons").glob("*.json"))
+        """Oldest look first."""
+        return sorted((self.root / "comparisons").glob("*-look-*.json"), key=lambda p: p.name.split("-look-")[1])
 
 
 @dataclass(frozen=True)
@@ -352,16 +356,15 @@ class CampaignPaths:
         return _numbered(self.controller, _GENERATION, "number")
 
     @property
-    def controller_log(self) -> Path:
-        return self.controller / "log"
-
-    @property
     def events(self) -> Path:
         return self.root / "events.jsonl"
 
-    @property
-    def looks(self) -> Path:
-        return self.root / "looks.jsonl"
+    def look(self, number: int) -> Path:
+        """Write-once record of the number-th look at dev."""
+        return self.root / "looks" / f"look-{number:06d}.json"
+
+    def looks(self) -> list[tuple[int, Path]]:
+        return _numbered(self.root / "looks", _LOOK, "number")
 
     @property
     def base(self) -> BasePaths:
@@ -389,7 +392,8 @@ class CampaignPaths:
         """Folders named like a version, in order; whether they are whole is not judged here."""
         if not self.versions_folder.is_dir():
             return []
-        return [VersionPaths(p) for p in sorted(self.versions_folder.iterdir()) if VERSION_ID.match(p.name)]
+        found = [VersionPaths(p) for p in self.versions_folder.iterdir() if VERSION_ID.match(p.name) and p.is_dir()]
+        return sorted(found, key=lambda version: int(version.id[1:]))
 
     @classmethod
     def of_job(cls, job: JobPaths) -> CampaignPaths:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Gt, Le, Lt
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from evo_hpc.config.base import Config
 
@@ -62,9 +62,18 @@ class Evaluation(Config):
     max_response_tokens: PositiveInt = 96
     """Token budget of one response."""
     suites: list[Suite] = Field(default_factory=lambda: ["dev", "probe"])
-    """Splits that every version is evaluated on; `dev` is what the gate reads."""
+    """Splits that every version is evaluated on; `dev`, which the gate reads, must be among them."""
     seed: Annotated[int, Ge(0)] = 0
     """Seed of the evaluation's sampling."""
+
+    @field_validator("suites")
+    @classmethod
+    def _with_dev(cls, value: list[Suite]) -> list[Suite]:
+        if "dev" not in value:
+            raise ValueError("`dev` must be among the suites: the gate compares versions on it")
+        if len(set(value)) != len(value):
+            raise ValueError("a suite is listed twice")
+        return value
 
 
 class Gate(Config):

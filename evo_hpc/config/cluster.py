@@ -15,8 +15,8 @@ PositiveInt = Annotated[int, Gt(0)]
 class Engine(Config):
     """vLLM."""
 
-    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    """Weights and activations of the engine; part of the evaluator epoch."""
+    dtype: Literal["float32"] = "float32"
+    """Weights and activations of the engine; part of the evaluator epoch. The trainer is float32 too, so far the only choice."""
     threads: PositiveInt = 1
     """CPU threads of one engine."""
     kv_cache_mib: PositiveInt = 128

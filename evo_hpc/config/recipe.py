@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from annotated_types import Ge, Gt, Le
+from annotated_types import Ge, Gt, Le, Lt
 from pydantic import Field, model_validator
 
 from evo_hpc.config.base import Config
@@ -12,7 +12,7 @@ from evo_hpc.config.base import Config
 PositiveInt = Annotated[int, Gt(0)]
 NonNegative = Annotated[float, Ge(0)]
 Positive = Annotated[float, Gt(0)]
-Fraction = Annotated[float, Ge(0), Le(1)]
+Decay = Annotated[float, Ge(0), Lt(1)]
 
 
 class Rollout(Config):
@@ -24,8 +24,6 @@ class Rollout(Config):
     """Rollouts per prompt (G); the advantage is normalised within them."""
     temperature: Positive = 1.0
     """Sampling temperature; the trainer scores tokens at the same temperature."""
-    top_p: Annotated[float, Gt(0), Le(1)] = 1.0
-    """Nucleus mass kept when sampling."""
     max_response_tokens: PositiveInt = 96
     """Token budget of one response; a response that reaches it is truncated."""
     max_staleness: Annotated[int, Ge(0), Le(0)] = 0
@@ -65,9 +63,9 @@ class Optimizer(Config):
     """Adam learning rate."""
     lr_warmup_updates: Annotated[int, Ge(0)] = 0
     """Updates over which the learning rate rises linearly from zero."""
-    beta1: Fraction = 0.9
+    beta1: Decay = 0.9
     """Adam first-moment decay."""
-    beta2: Fraction = 0.999
+    beta2: Decay = 0.999
     """Adam second-moment decay."""
     weight_decay: NonNegative = 0.0
     """Decoupled weight decay, on matrices only."""

@@ -27,6 +27,7 @@ def carry_out(action: Action, state: CampaignState, executor: LocalExecutor, lea
     event: Event = {"event": type(action).__name__}
     match action:
         case MakeTasks():
+            lease.check()
             event["tasks"] = make_tasks(state.paths, state.settings.campaign)
         case CreateVersion():
             _create(action, state, lease)
@@ -34,7 +35,7 @@ def carry_out(action: Action, state: CampaignState, executor: LocalExecutor, lea
         case Submit():
             job = _owner(state, action.owner).job(action.kind, action.attempt)
             spec = _spec(action, state, job)
-            executor.submit(job, spec, lease)
+            executor.submit(job, spec, action.work, lease)
             event["job"] = spec.name
         case Start():
             event.update(job=_short(action.job), pid=executor.start(action.job, lease))
@@ -46,10 +47,11 @@ def carry_out(action: Action, state: CampaignState, executor: LocalExecutor, lea
             event.update(job=_short(action.status.job), blame=action.blame, error=action.error)
         case Compare():
             versions = state.versions
-            record = compare(state.paths, state.settings.campaign, versions[action.against], versions[action.version], lease.generation)
-            event.update(version=action.version, against=action.against, **{
-                name: record["interval"][name] for name in ("difference", "ci_low", "ci_high", "n_tasks")
-            })
+            found = compare(state.paths, state.settings.campaign, versions[action.against], versions[action.version], lease).interval
+            event.update(
+                version=action.version, against=action.against, difference=found.difference, ci_low=found.ci_low, ci_high=found.ci_high,
+                n_tasks=found.n_tasks,
+            )
     append_line(state.paths.events, {"time": time.time(), "generation": lease.generation, **event})
     return event
 

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict
-from typing import Any
 
 from evo_hpc.config.campaign import Campaign
 from evo_hpc.controller.state import VersionState
 from evo_hpc.errors import UserError
 from evo_hpc.evaluation.epoch import differing
 from evo_hpc.evaluation.scores import EvaluationRecord, scores_by_task
+from evo_hpc.lineage.comparison import Comparison, Interval
 from evo_hpc.lineage.looks import declare_look
 from evo_hpc.paths import CampaignPaths
 from evo_hpc.seeds import derive_seed
 from evo_hpc.stats import paired_bootstrap
 from evo_hpc.stats.intervals import Method
-from evo_hpc.store.atomic import AlreadyWritten, read_json, write_json_once
+from evo_hpc.store.atomic import write_json_once
+from evo_hpc.store.lease import Lease
 
 SUITE = "dev"
 METHOD: Method = "studentized"
@@ -30,38 +31,35 @@ class NotComparable(UserError):
     """Two evaluations of different epochs."""
 
 
-def compare(paths: CampaignPaths, campaign: Campaign, parent: VersionState, child: VersionState, generation: int) -> dict[str, Any]:
+def compare(paths: CampaignPaths, campaign: Campaign, parent: VersionState, child: VersionState, lease: Lease) -> Comparison:
     """Write the look down, take it, and commit the comparison; after a crash the look that was declared is the one taken.
 
     Raises NotComparable when the two were scored under different evaluator epochs.
     """
-    path = child.node.paths.comparison(parent.id, SUITE)
-    if path.exists():
-        return read_json(path)
     before, after = parent.evaluations[SUITE], child.evaluations[SUITE]
     assert before is not None and after is not None
     require_same_epoch(before, after)
-    look = declare_look(
-        paths, version=child.id, against=parent.id, suite=SUITE, epoch=after.epoch, alpha=campaign.gate.alpha, generation=generation
-    )
     scores = [scores_by_task(version.node.paths, SUITE) for version in (parent, child)]
+    lease.check()
+    look = declare_look(
+        paths, version=child.id, against=parent.id, suite=SUITE, epoch=after.epoch, evaluations=(before.id, after.id),
+        alpha=campaign.gate.alpha, generation=lease.generation,
+    )
 
-    def interval(alpha: float, method: Method = METHOD) -> dict[str, Any]:
+    def interval(alpha: float, method: Method = METHOD) -> Interval:
         seed = derive_seed(campaign.seed, "gate", child.id, parent.id, after.epoch) % 2**32
         draws = max(campaign.gate.draws, math.ceil(2 * _TAIL_DRAWS / alpha))
         found = paired_bootstrap(*scores, tasks=after.task_ids, k=after.k, draws=draws, alpha=alpha, seed=seed, method=method)
-        return {**asdict(found), "excludes_zero": found.excludes_zero and not found.degenerate}
+        return Interval(**asdict(found), excludes_zero=found.excludes_zero and not found.degenerate)
 
-    record = {
-        "schema_version": 1, "version": child.id, "against": parent.id, "suite": SUITE, "evaluator_epoch": after.epoch,
-        "look": look.model_dump(), "claim": "higher score on dev (exploratory); not a claim about the intervention",
-        "interval": interval(REPORTED_ALPHA), "at_look_alpha": interval(look.alpha), "interval_t": interval(REPORTED_ALPHA, "t"),
-    }
-    try:
-        write_json_once(path, record)
-    except AlreadyWritten:
-        return read_json(path)
-    return record
+    comparison = Comparison(
+        version=child.id, against=parent.id, suite=SUITE, evaluator_epoch=after.epoch, look=look,
+        claim="higher score on dev (exploratory); not a claim about the intervention",
+        interval=interval(REPORTED_ALPHA), at_look_alpha=interval(look.alpha), interval_t=interval(REPORTED_ALPHA, "t"),
+    )
+    lease.check()
+    write_json_once(child.node.paths.comparison(parent.id, SUITE, look.number), comparison.record())
+    return comparison
 
 
 def require_same_epoch(a: EvaluationRecord, b: EvaluationRecord) -> None:
@@ -69,4 +67,4 @@ def require_same_epoch(a: EvaluationRecord, b: EvaluationRecord) -> None:
     if a.epoch != b.epoch:
         what = "; ".join(differing(a.epoch_components, b.epoch_components))
         raise NotComparable(f"{a.version} and {b.version} on {b.suite} were scored under different evaluator epochs ({what}). Remove the "
-                            f"older eval/{b.suite} folder to have that version scored again under today's")
+                            f"older eval/{b.suite} folder: that version is evaluated again, as today's settings and engine say")

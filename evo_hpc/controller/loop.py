@@ -82,6 +82,7 @@ class Controller:
             self._beaten = time.time()
 
     def _stop_jobs(self, state: CampaignState, plan: Plan, executor: LocalExecutor) -> CampaignState:
+        stopped = {status.job.root for status in plan.running}
         for status in plan.running:
             executor.stop(status)
         deadline = time.time() + state.settings.cluster.grace_seconds + 10
@@ -90,7 +91,10 @@ class Controller:
             state = read_state(self.paths)
             plan = make_plan(state, -1)
             self.watch(state, plan, [])
-        raise Interrupted(f"stopped by {signal.Signals(self._stop or 0).name}; the jobs have saved. Run the same command to go on.")
+        unsaved = [f"{s.job.root}: {s.result.error}" for s in state.all_jobs() if s.job.root in stopped and s.result and s.result.error]
+        left = [f"{s.job.root} still runs (process {s.pid})" for s in plan.running]
+        words = "; ".join([*unsaved, *left]) or "the jobs have saved"
+        raise Interrupted(f"stopped by {signal.Signals(self._stop or 0).name}; {words}. Run the same command to go on.")
 
     @contextmanager
     def _signals(self) -> Iterator[None]:

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from evo_hpc.config.campaign import Campaign
 from evo_hpc.config.cluster import Cluster
 from evo_hpc.config.recipe import Recipe
 from evo_hpc.config.yaml_io import load_model
-from evo_hpc.controller.tasks import check_tasks, domain_of
+from evo_hpc.controller.tasks import TasksManifest, check_task_files, domain_of, read_manifest
 from evo_hpc.dispatch.local import JobStatus, observe
 from evo_hpc.errors import UserError
-from evo_hpc.evaluation.scores import EvaluationRecord, read_evaluation
+from evo_hpc.evaluation.scores import BadEvaluation, EvaluationRecord, read_evaluation
 from evo_hpc.jobs.spec import JobKind
-from evo_hpc.lineage.tree import BadLineage, Node, load_tree_nodes
-from evo_hpc.paths import CampaignPaths, OwnerPaths
+from evo_hpc.lineage.comparison import Comparison, read_comparison
+from evo_hpc.lineage.identity import policy_identity, run_identity
+from evo_hpc.lineage.looks import Look, read_looks
+from evo_hpc.lineage.tree import BadLineage, Node, load_tree_nodes, read_hooks
+from evo_hpc.paths import COMPLETE, CampaignPaths, OwnerPaths
 from evo_hpc.rollout.reward import check_weights
 from evo_hpc.store.manifest import Torn, read_complete
 
@@ -37,16 +41,28 @@ class VersionState:
     """Its training run is committed (or it needs none)."""
     policy: str | None
     """Folder of the policy that is scored, relative to the campaign; null while there is none."""
+    policy_identity: str | None
     init: str | None
     """Folder that its training starts from; null while there is none."""
+    run: str | None
+    """Identity of the training run that this folder describes; null while its init is not there."""
     evaluations: dict[str, EvaluationRecord | None]
     jobs: dict[JobKind, list[JobStatus]]
-    compared: tuple[str, ...]
-    """Versions that it has been compared with on dev."""
+    comparisons: tuple[Comparison, ...]
+    """Oldest look first."""
 
     @property
     def id(self) -> str:
         return self.node.id
+
+    def compared_with(self, parent: VersionState) -> bool:
+        """Whether these very evaluations of the two have been compared on dev."""
+        pair = (_id(parent.evaluations["dev"]), _id(self.evaluations["dev"]))
+        return any(c.against == parent.id and c.look.evaluations == pair for c in self.comparisons)
+
+
+def _id(record: EvaluationRecord | None) -> str | None:
+    return record.id if record else None
 
 
 @dataclass(frozen=True)
@@ -55,7 +71,8 @@ class CampaignState:
 
     paths: CampaignPaths
     settings: Settings
-    tasks_ready: bool
+    tasks: TasksManifest | None
+    """Null before they are made."""
     base_policy: str | None
     """Folder of the base policy, relative to the campaign; null while there is none."""
     base_jobs: dict[JobKind, list[JobStatus]]
@@ -76,6 +93,8 @@ def load_settings(paths: CampaignPaths) -> Settings:
     campaign = load_model(paths.campaign_yaml, Campaign)
     recipe = load_model(paths.recipe_yaml, Recipe)
     cluster = load_model(paths.cluster_yaml, Cluster) if paths.cluster_yaml.exists() else Cluster()
+    if hooks := read_hooks(paths.hooks):
+        raise UserError(f"{paths.hooks}: hooks are not supported yet (they need the sandbox); remove {', '.join(hooks)}")
     domain, _ = domain_of(paths, campaign)
     _check_reward(paths.recipe_yaml, recipe, domain.component_names)
     return Settings(campaign, recipe, cluster)
@@ -89,7 +108,10 @@ def _check_reward(where: object, recipe: Recipe, component_names: tuple[str, ...
 
 
 def read_state(paths: CampaignPaths, *, hashes: bool = False) -> CampaignState:
-    """The state of a campaign. Raises UserError or StoreError when a folder is damaged: the controller refuses to guess."""
+    """The state of a campaign; `hashes` also checks the task files' content.
+
+    Raises UserError or StoreError when a folder is damaged: the controller refuses to guess.
+    """
     settings = load_settings(paths)
     nodes, problems = load_tree_nodes(paths)
     if problems:
@@ -97,20 +119,25 @@ def read_state(paths: CampaignPaths, *, hashes: bool = False) -> CampaignState:
     domain, _ = domain_of(paths, settings.campaign)
     for node in nodes.values():
         _check_reward(node.paths.recipe_yaml, node.recipe, domain.component_names)
-    base_policy = base_policy_of(paths, settings)
-    versions: dict[str, VersionState] = {}
-    for node in sorted(nodes.values(), key=lambda n: n.id):
-        versions[node.id] = _version_state(paths, settings, node, nodes, base_policy)
+    tasks = read_manifest(paths, settings.campaign)
+    if tasks is not None and hashes:
+        check_task_files(paths, tasks)
+    base_policy, looks = base_policy_of(paths, settings), read_looks(paths)
+    versions = {
+        node.id: _version_state(paths, settings, node, nodes, base_policy, tasks, looks) for node in nodes.values()
+    }
     return CampaignState(
-        paths=paths, settings=settings, tasks_ready=check_tasks(paths, settings.campaign, hashes=hashes),
-        base_policy=base_policy, base_jobs=_jobs(paths.base), versions=versions,
+        paths=paths, settings=settings, tasks=tasks, base_policy=base_policy, base_jobs=_jobs(paths.base, "base"), versions=versions,
     )
 
 
-def _jobs(owner: OwnerPaths) -> dict[JobKind, list[JobStatus]]:
+def _jobs(folder: OwnerPaths, owner: str) -> dict[JobKind, list[JobStatus]]:
     jobs: dict[JobKind, list[JobStatus]] = {}
-    for job in owner.jobs():
-        jobs.setdefault(job.kind, []).append(observe(job))  # type: ignore[arg-type]
+    for job in folder.jobs():
+        status = observe(job)
+        if status.intent is not None and status.intent.owner != owner:
+            raise BadLineage(f"{job.root}: belongs to {status.intent.owner}, not to {owner}; a copied version starts without jobs/: remove it here")
+        jobs.setdefault(job.kind, []).append(status)  # type: ignore[arg-type]
     return jobs
 
 
@@ -118,52 +145,77 @@ def base_policy_of(paths: CampaignPaths, settings: Settings) -> str | None:
     """Folder of the base policy, relative to the campaign; None while it is still to be made. Raises UserError."""
     choice = settings.campaign.base_model
     folder = paths.root / choice.path
-    if folder.exists():
-        if choice.supervised is not None:
-            _whole(folder)
-        elif not (folder / "config.json").exists():
-            raise UserError(f"{folder}: not a model folder (no config.json); set base_model.path in {paths.campaign_yaml}")
-        return choice.path
-    if choice.supervised is None:
-        raise UserError(f"{paths.campaign_yaml}: base_model.path {choice.path} does not exist ({folder}). Put a Hugging Face model folder "
-                        "there, or give base_model.supervised so that one is made")
-    return None
-
-
-def _whole(folder: object) -> None:
-    try:
-        read_complete(folder)  # type: ignore[arg-type]
-    except Torn as error:
-        raise UserError(f"{error}. Remove {folder}: it is published again from the job that made it") from error
+    if not folder.exists():
+        if choice.supervised is None:
+            raise UserError(f"{paths.campaign_yaml}: base_model.path {choice.path} does not exist ({folder}). Put a Hugging Face model "
+                            "folder there, or give base_model.supervised so that one is made")
+        return None
+    if not (folder / "config.json").exists():
+        raise UserError(f"{folder}: not a model folder (no config.json); set base_model.path in {paths.campaign_yaml}")
+    if (folder / COMPLETE).exists():
+        try:
+            read_complete(folder)
+        except Torn as error:
+            remedy = f" Remove {folder}: it is published again from the job that made it" if folder == paths.base.policy else ""
+            raise UserError(f"{error}.{remedy}") from error
+    elif folder == paths.base.policy and any(s.record and s.record.state == "done" for jobs in _jobs(paths.base, "base").values() for s in jobs):
+        raise UserError(f"{folder}: its {COMPLETE} is gone. Remove the folder: it is published again from the job that made it")
+    return choice.path
 
 
 def _version_state(
-    paths: CampaignPaths, settings: Settings, node: Node, nodes: dict[str, Node], base_policy: str | None
+    paths: CampaignPaths, settings: Settings, node: Node, nodes: dict[str, Node], base_policy: str | None,
+    tasks: TasksManifest | None, looks: list[Look],
 ) -> VersionState:
+    jobs = _jobs(node.paths, node.id)
+    init = _init(paths, node, nodes, base_policy)
+    run = None
+    if init is not None and tasks is not None:
+        run = run_identity(
+            node.recipe, node.hooks, init=policy_identity(paths.root / init), seed=settings.campaign.seed,
+            task_set=tasks.splits["train"].task_set,
+        )
     trained = node.recipe.steps == 0 or node.paths.train.exists()
     if node.paths.train.exists():
-        _whole(node.paths.train)
-    init = _init(paths, node, nodes, base_policy)
-    if node.recipe.steps == 0:
-        policy = init
-    else:
-        policy = node.paths.policy(node.policy_step).relative_to(paths.root).as_posix() if trained else None
-        if trained and not node.paths.policy(node.policy_step).exists():
-            raise BadLineage(f"{node.paths.recipe_yaml}: steps is {node.recipe.steps}, but the committed training has no policy of that "
-                             "step: the recipe was edited after training. Restore it, or copy the version under a new id")
-    suites = settings.campaign.evaluation.suites
+        _check_training(node, run)
+    policy = init if node.recipe.steps == 0 else node.paths.policy(node.policy_step).relative_to(paths.root).as_posix() if trained else None
+    identity = policy_identity(paths.root / policy) if policy else None
+    evaluations = {suite: read_evaluation(node.paths, suite) for suite in settings.campaign.evaluation.suites}
+    for suite, record in evaluations.items():
+        if record is not None and identity is not None and record.policy_identity != identity:
+            raise BadEvaluation(f"{node.paths.evaluation(suite)}: made of another policy than this version has now; remove it: the version is "
+                                "evaluated again")
     return VersionState(
-        node=node, trained=trained, policy=policy, init=init, jobs=_jobs(node.paths),
-        evaluations={suite: read_evaluation(node.paths, suite) for suite in suites},
-        compared=tuple(p for p in node.version.parents if node.paths.comparison(p, "dev").exists()),
+        node=node, trained=trained, policy=policy, policy_identity=identity, init=init, run=run, jobs=jobs, evaluations=evaluations,
+        comparisons=tuple(_comparison(node, path, looks) for path in node.paths.comparisons()),
     )
 
 
+def _comparison(node: Node, path: Path, looks: list[Look]) -> Comparison:
+    found = read_comparison(path, looks)
+    if found.version != node.id:
+        raise BadLineage(f"{path}: belongs to {found.version}, not to {node.id}; a copied version starts without comparisons/: remove it here")
+    return found
+
+
+def _check_training(node: Node, run: str | None) -> None:
+    """Raise UserError unless the committed training is whole, this version's, and of the recipe that stands beside it."""
+    try:
+        meta = read_complete(node.paths.train)["meta"]
+    except Torn as error:
+        raise UserError(f"{error}. Remove {node.paths.train}: it is published again from the job that made it") from error
+    if meta.get("version") != node.id:
+        raise BadLineage(f"{node.paths.train}: belongs to {meta.get('version')}, not to {node.id}; a copied version starts without train/: "
+                         "remove it here")
+    if run is not None and meta.get("run") != run:
+        raise BadLineage(f"{node.paths.train}: was trained with another recipe, init, seed or training tasks than {node.paths.recipe_yaml} and "
+                         f"{node.paths.version_yaml} say now (the recipe was edited after training?). Restore them, or copy the version under "
+                         "a new id, without train/, eval/, comparisons/ and jobs/")
+
+
 def _init(paths: CampaignPaths, node: Node, nodes: dict[str, Node], base_policy: str | None) -> str | None:
-    if node.version.init == "base":
+    if node.init == "base":
         return base_policy
-    source, _, step = node.version.init.partition("@")
+    source, _, step = node.init.partition("@")
     folder = nodes[source].paths.policy(int(step))
-    if nodes[source].paths.train.exists() and not folder.exists():
-        raise BadLineage(f"{node.paths.version_yaml}: init {node.version.init}: {source} kept no policy of step {step}")
     return folder.relative_to(paths.root).as_posix() if folder.exists() else None

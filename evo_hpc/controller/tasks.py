@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import ValidationError
 
+from evo_hpc.config.base import Config
 from evo_hpc.config.campaign import Campaign
 from evo_hpc.config.yaml_io import explain
 from evo_hpc.domains.base import Domain, get_domain, read_tasks, task_set_hash, tasks_to_jsonl
@@ -27,34 +28,59 @@ def domain_of(paths: CampaignPaths, campaign: Campaign) -> tuple[Domain, Any]:
         raise BadTasks(explain(paths.campaign_yaml, domain.config_type, error, ("domain", "config"))) from error
 
 
+class SplitManifest(Config):
+    """One split."""
+
+    tasks: int
+    task_set: str
+
+
+class TasksManifest(Config):
+    """`tasks/manifest.json`."""
+
+    schema_version: Literal[1] = 1
+    domain: dict[str, Any]
+    splits: dict[str, SplitManifest]
+
+
 def make_tasks(paths: CampaignPaths, campaign: Campaign) -> dict[str, int]:
     """Write every split and, last, the manifest; returns how many tasks each has. The same settings give the same files."""
     domain, config = domain_of(paths, campaign)
     splits = domain.make_tasks(config)
     for split in ("train", "probe", "dev"):
         write_bytes(paths.tasks(split), tasks_to_jsonl(splits[split]).encode())
-    sealed = task_set_hash(splits["sealed"])
     if splits["sealed"]:
-        write_bytes(paths.workspace.sealed_tasks(sealed), tasks_to_jsonl(splits["sealed"]).encode(), mode=0o600)
-    write_json(paths.tasks_manifest, {
-        "schema_version": 1, "domain": campaign.domain.model_dump(mode="json"),
-        "splits": {split: {"tasks": len(tasks), "task_set": task_set_hash(tasks)} for split, tasks in splits.items()},
-    })
+        sealed = paths.workspace.sealed_tasks(task_set_hash(splits["sealed"]))
+        write_bytes(sealed, tasks_to_jsonl(splits["sealed"]).encode(), mode=0o600)
+    manifest = TasksManifest(
+        domain=campaign.domain.model_dump(mode="json"),
+        splits={split: SplitManifest(tasks=len(tasks), task_set=task_set_hash(tasks)) for split, tasks in splits.items()},
+    )
+    write_json(paths.tasks_manifest, manifest.model_dump())
     return {split: len(tasks) for split, tasks in splits.items()}
 
 
-def check_tasks(paths: CampaignPaths, campaign: Campaign, *, hashes: bool) -> bool:
-    """Whether the tasks are there. Raises BadTasks when they belong to other settings or, with `hashes`, were edited."""
+def read_manifest(paths: CampaignPaths, campaign: Campaign) -> TasksManifest | None:
+    """The tasks' manifest, None before they are made. Raises BadTasks when it is damaged or belongs to other settings."""
     if not paths.tasks_manifest.exists():
-        return False
-    manifest = read_json(paths.tasks_manifest)
-    if manifest["domain"] != campaign.domain.model_dump(mode="json"):
+        return None
+    try:
+        manifest = TasksManifest.model_validate(read_json(paths.tasks_manifest))
+    except ValidationError as error:
+        raise BadTasks(f"{paths.tasks_manifest}: not a manifest of tasks ({error.errors()[0]['msg']}); remove {paths.tasks_folder} to have "
+                       "the tasks made again") from error
+    if manifest.domain != campaign.domain.model_dump(mode="json"):
         raise BadTasks(f"{paths.campaign_yaml}: `domain` changed after the tasks were made (see {paths.tasks_manifest}); scores on other "
                        "tasks cannot be compared. Restore it, or start a new campaign folder")
-    if hashes:
-        for split in ("train", "probe", "dev"):
-            found = task_set_hash(read_tasks(paths.tasks(split)))
-            if found != manifest["splits"][split]["task_set"]:
-                raise BadTasks(f"{paths.tasks(split)}: edited after it was made (its hash differs from {paths.tasks_manifest}); "
-                               f"remove {paths.tasks_folder} to have the tasks made again")
-    return True
+    return manifest
+
+
+def check_task_files(paths: CampaignPaths, manifest: TasksManifest) -> None:
+    """Raise BadTasks when a split's file is missing or was edited, TaskError when it is damaged."""
+    again = f"remove {paths.tasks_folder} to have the tasks made again"
+    for split in ("train", "probe", "dev"):
+        path = paths.tasks(split)
+        if not path.is_file():
+            raise BadTasks(f"{path}: missing; {again}")
+        if task_set_hash(read_tasks(path)) != manifest.splits[split].task_set:
+            raise BadTasks(f"{path}: edited after it was made (its hash differs from {paths.tasks_manifest}); {again}")

@@ -6,15 +6,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from evo_hpc.controller.state import base_policy_of, load_settings, read_state
-from evo_hpc.controller.tasks import check_tasks
+from evo_hpc.controller.tasks import check_task_files, read_manifest
 from evo_hpc.dispatch.local import observe
 from evo_hpc.errors import EvoError
 from evo_hpc.evaluation.scores import read_evaluation
 from evo_hpc.jobs.spec import load_spec
+from evo_hpc.lineage.comparison import read_comparison
 from evo_hpc.lineage.looks import read_looks
 from evo_hpc.lineage.tree import load_tree_nodes
 from evo_hpc.paths import COMPLETE, CampaignPaths
-from evo_hpc.store.atomic import read_json
 from evo_hpc.store.lease import current_owner
 from evo_hpc.store.manifest import read_complete
 
@@ -32,8 +32,10 @@ def find_problems(paths: CampaignPaths) -> list[str]:
 
     settings = check(lambda: load_settings(paths))
     if settings is not None:
-        check(lambda: check_tasks(paths, settings.campaign, hashes=True))
-    check(lambda: read_looks(paths))
+        tasks = check(lambda: read_manifest(paths, settings.campaign))
+        if tasks is not None:
+            check(lambda: check_task_files(paths, tasks))
+    looks = check(lambda: read_looks(paths))
     check(lambda: current_owner(paths))
     _, found = load_tree_nodes(paths)
     problems.extend(line for line in found if line not in problems)
@@ -41,7 +43,7 @@ def find_problems(paths: CampaignPaths) -> list[str]:
         for suite in ("dev", "probe"):
             check(lambda version=version, suite=suite: read_evaluation(version, suite))
         for comparison in version.comparisons():
-            check(lambda comparison=comparison: read_json(comparison))
+            check(lambda comparison=comparison: read_comparison(comparison, looks) if looks is not None else None)
     for owner in (paths.base, *paths.versions()):
         for job in owner.jobs():
             check(lambda job=job: observe(job))

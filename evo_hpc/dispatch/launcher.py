@@ -9,22 +9,48 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from evo_hpc.config.cluster import Cluster
-from evo_hpc.dispatch.exchange import make_exchange, sweep_exchange
+from evo_hpc.dispatch.exchange import make_exchange
 from evo_hpc.dispatch.roles import ROLES, Role
+from evo_hpc.errors import EvoError
 from evo_hpc.jobs.claims import Superseded, check_claim, claim
-from evo_hpc.jobs.spec import Identity, JobSpec, Result, load_spec
-from evo_hpc.paths import ExchangePaths, IncarnationPaths, JobPaths
-from evo_hpc.store.atomic import read_json, write_json, write_json_once
+from evo_hpc.jobs.spec import Blame, Identity, JobSpec, Result, load_spec
+from evo_hpc.paths import CampaignPaths, ExchangePaths, IncarnationPaths, JobPaths
+from evo_hpc.store.atomic import StoreError, read_json, write_json, write_json_once
 from evo_hpc.store.processes import ProcessIdentity
 
 _POLL_SECONDS = 0.1
 _BEAT_SECONDS = 2.0
 _SERVICE_GRACE_SECONDS = 5.0
+_LONGEST_TICK_SECONDS = 1.0
+_TRAFFIC_BYTES = 64 << 20
+"""Room for requests and rollouts, beside the policies."""
+_POLICIES = 3
+"""Policies in the exchange at once: two published ones and the one being written."""
+
+
+@dataclass
+class AwakeClock:
+    """Seconds that this process was awake: a pause (SIGSTOP, a suspended job or machine) counts as one second at most."""
+
+    now: Callable[[], float] = time.monotonic
+    seconds: float = 0.0
+    _last: float | None = None
+
+    def tick(self) -> float:
+        """Count the time since the last call; called at each poll."""
+        now = self.now()
+        if self._last is not None:
+            self.seconds += min(now - self._last, _LONGEST_TICK_SECONDS)
+        self._last = now
+        return self.seconds
 
 
 @dataclass
@@ -36,24 +62,33 @@ class Launcher:
     incarnation: IncarnationPaths
     exchange: ExchangePaths
     cluster: Cluster
+    clock: AwakeClock = field(default_factory=AwakeClock)
     started: float = field(default_factory=time.time)
     stopping_since: float | None = None
+    """Reading of `clock` when the job was told to stop."""
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
-    _last_beat: float = 0.0
+    _told_to_stop: bool = False
+    _cut_off: bool = False
+    _last_beat: float = float("-inf")
+    _beat_failed: bool = False
+    _progress: tuple[int, int] | None = None
+    _progress_at: float = 0.0
 
-    def run(self) -> Result | None:
-        """Run to the end; None when a newer incarnation took over."""
+    def run(self) -> Result:
+        """Run to the end. Raises Superseded when a newer incarnation took over, OSError when a role cannot be started."""
         roles = ROLES[self.spec.kind]
-        for role in roles:
-            self.processes[role.name] = self._spawn(role)
         try:
-            result = self._watch(roles)
-        except Superseded as error:
-            print(error, file=sys.stderr)
-            result = None
+            for role in roles:
+                if self.stopping_since is None:
+                    self.processes[role.name] = self._spawn(role)
+            return self._watch(next(role.name for role in roles if role.primary))
         finally:
             self._end_all()
-        return result
+
+    def request_stop(self) -> None:
+        """Have SIGTERM passed on; the roles save and end. Safe in a signal handler: it only notes the time."""
+        if self.stopping_since is None:
+            self.stopping_since = self.clock.seconds
 
     def _spawn(self, role: Role) -> subprocess.Popen[bytes]:
         log = self.incarnation.log(role.name)
@@ -70,44 +105,62 @@ class Launcher:
         with log.open("ab") as out:
             return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, env=environment)
 
-    def _watch(self, roles: tuple[Role, ...]) -> Result:
-        primary = next(r for r in roles if r.primary)
+    def _watch(self, primary: str) -> Result:
+        if primary not in self.processes:
+            return self._result({"outcome": "stopped", "error": f"stopped before {primary} was started"})
         while True:
-            for role in roles:
-                code = self.processes[role.name].poll()
-                if code is None:
-                    continue
-                if role is primary or not self._outcome(role.name, code).get("outcome") == "stopped":
-                    return self._finish(role, code, primary)
+            awake = self.clock.tick()
+            if self.processes[primary].poll() is not None:
+                return self._finish(primary)
             self._beat()
-            if self.stopping_since is not None and time.time() - self.stopping_since > self.cluster.grace_seconds:
-                return self._failed(f"did not stop within {self.cluster.grace_seconds:.0f} s of the signal", "infrastructure")
-            if stalled := self._stalled_seconds():
-                for process in self.processes.values():
-                    process.send_signal(signal.SIGABRT)
-                return self._failed(f"no progress for {stalled / 60:.1f} minutes; every thread's stack is in "
-                                    f"{self.incarnation.log(primary.name).parent}", "infrastructure")
+            if self.stopping_since is None:
+                if (result := self._ended_early(primary)) is not None:
+                    return result
+                if (still := self._stalled_seconds()) is not None:
+                    for process in self.processes.values():
+                        process.send_signal(signal.SIGABRT)
+                    return self._failed(f"no progress for {still / 60:.1f} minutes; every thread's stack is in "
+                                        f"{self.incarnation.log(primary).parent}")
+            else:  # whatever becomes of a service now, the primary is given its time to save
+                self._pass_stop_on()
+                if awake - self.stopping_since > self.cluster.grace_seconds:
+                    self._kill_all()
+                    return self._finish(primary)
             time.sleep(_POLL_SECONDS)
 
-    def _finish(self, role: Role, code: int, primary: Role) -> Result:
-        outcome = self._outcome(role.name, code)
-        if role is not primary and outcome["outcome"] == "done":
-            outcome = {"outcome": "failed", "blame": "infrastructure", "error": f"{role.name} ended before {primary.name}"}
-        if outcome["outcome"] == "failed":  # the reason may be in a peer that died first
-            for peer, process in self.processes.items():
-                if peer != role.name and process.poll() not in (None, 0):
-                    told = self._outcome(peer, process.returncode)
-                    if told["outcome"] == "failed" and told.get("blame") == "user":
-                        outcome = told
-        return Result(
-            outcome=outcome["outcome"], blame=outcome.get("blame"), error=outcome.get("error"),
-            outputs=outcome.get("outputs") or {}, seconds=time.time() - self.started, finished_at=time.time(),
-        )
+    def _ended_early(self, primary: str) -> Result | None:
+        """The result when a service has ended by itself; one that was told to stop takes the job with it."""
+        for name, process in self.processes.items():
+            if process.poll() is None:
+                continue
+            outcome = self._outcome(name)
+            if outcome["outcome"] == "stopped":
+                self.request_stop()
+            elif outcome["outcome"] == "done":
+                return self._failed(f"{name} ended before {primary}")
+            else:
+                return self._result(outcome)
+        return None
 
-    def _outcome(self, role: str, code: int) -> dict[str, Any]:
-        path = self.incarnation.role_outcome(role)
+    def _finish(self, primary: str) -> Result:
+        outcome = self._outcome(primary)
+        if outcome["outcome"] != "done":  # the reason may be in a peer that died first
+            for peer, process in self.processes.items():
+                if peer != primary and process.poll() is not None:
+                    told = self._outcome(peer)
+                    if told["outcome"] == "failed" and (outcome["outcome"] == "stopped" or told.get("blame") == "user"):
+                        outcome = told
+        return self._result(outcome)
+
+    def _outcome(self, role: str) -> dict[str, Any]:
+        """What an ended role says of itself, else what its exit code says."""
+        path, code = self.incarnation.role_outcome(role), self.processes[role].wait()
         if path.exists():
             return read_json(path)
+        if code == -signal.SIGTERM and self.stopping_since is not None:
+            return {"outcome": "stopped", "error": f"{role} ended on the stop signal without saving: it was just starting"}
+        if code == -signal.SIGKILL and self._cut_off:
+            return {"outcome": "stopped", "error": f"{role} was killed after {self.cluster.grace_seconds:.0f} s without saving"}
         how = f"was killed by signal {-code} ({signal.Signals(-code).name})" if code < 0 else f"exited with {code}"
         return {"outcome": "failed", "blame": "infrastructure", "error": f"{role} {how}; end of its log: {self._log_tail(role)}"}
 
@@ -116,77 +169,137 @@ class Launcher:
         text = log.read_text(errors="replace") if log.exists() else ""
         return " | ".join(line for line in text[-limit:].splitlines()[-4:] if line.strip()) or "(empty)"
 
-    def _failed(self, error: str, blame: str) -> Result:
-        return Result(outcome="failed", blame=blame, error=error, seconds=time.time() - self.started, finished_at=time.time())
+    def _result(self, outcome: dict[str, Any]) -> Result:
+        return Result(
+            outcome=outcome["outcome"], blame=outcome.get("blame"), error=outcome.get("error"),
+            outputs=outcome.get("outputs") or {}, seconds=time.time() - self.started, finished_at=time.time(),
+        )
+
+    def _failed(self, error: str) -> Result:
+        return self._result({"outcome": "failed", "blame": "infrastructure", "error": error})
 
     def _beat(self) -> None:
-        now = time.time()
+        now = time.monotonic()
         if now - self._last_beat < _BEAT_SECONDS:
             return
         self._last_beat = now
         check_claim(self.job, self.incarnation)
-        write_json(self.incarnation.heartbeat, {"time": now, "pid": os.getpid(), "host": os.uname().nodename}, durable=False)
+        try:
+            beat = {"time": time.time(), "pid": os.getpid(), "host": os.uname().nodename}
+            write_json(self.incarnation.heartbeat, beat, durable=False)
+        except StoreError as error:  # no reason to end the work: what must be on disk fails by itself
+            if not self._beat_failed:
+                _say(str(error))
+            self._beat_failed = True
 
     def _stalled_seconds(self) -> float | None:
+        """Seconds awake since the progress file last changed, when they are too many."""
         progress = self.incarnation.progress
-        last = progress.stat().st_mtime if progress.exists() else self.started
-        silent = time.time() - last
+        if progress.exists():
+            found = progress.stat()
+            if (seen := (found.st_ino, found.st_mtime_ns)) != self._progress:
+                self._progress, self._progress_at = seen, self.clock.seconds
+        silent = self.clock.seconds - self._progress_at
         return silent if silent > 60 * self.cluster.stall_minutes else None
 
-    def request_stop(self) -> None:
-        """Pass SIGTERM on; the roles save and end."""
-        if self.stopping_since is None:
-            self.stopping_since = time.time()
+    def _pass_stop_on(self) -> None:
+        if not self._told_to_stop:
+            self._told_to_stop = True
             for process in self.processes.values():
-                if process.poll() is None:
-                    process.terminate()
+                process.terminate()
+
+    def _kill_all(self) -> None:
+        self._cut_off = True
+        for process in self.processes.values():
+            process.kill()
+            process.wait()
 
     def _end_all(self) -> None:
         for process in self.processes.values():
-            if process.poll() is None:
-                process.terminate()
-        deadline = time.time() + _SERVICE_GRACE_SECONDS
+            process.terminate()
+        deadline = time.monotonic() + _SERVICE_GRACE_SECONDS
         for process in self.processes.values():
             try:
-                process.wait(max(0.0, deadline - time.time()))
+                process.wait(max(0.0, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
 
 
+def exchange_bytes(job: JobPaths, spec: JobSpec) -> int:
+    """Bytes that a job's exchange may come to hold: its traffic, and for training the policies that pass through it."""
+    if spec.kind != "train":
+        return _TRAFFIC_BYTES
+    init = CampaignPaths.of_job(job).root / spec.params["init"]
+    return _TRAFFIC_BYTES + _POLICIES * sum(path.stat().st_size for path in init.rglob("*") if path.is_file())
+
+
 def main(arguments: list[str] | None = None) -> int:
-    """Exit 0 when a result was written (whatever it says), 3 when superseded."""
+    """Exit 0 when a result was written (whatever it says), 3 when superseded, 1 or 2 when there could be no result.
+
+    Unless it is 0, one line in launch.log says why.
+    """
     parser = argparse.ArgumentParser()
     parser.add_argument("--job", required=True)
     parser.add_argument("--job-name", required=True)
     for name in ("--start", "--generation"):
         parser.add_argument(name, type=int, required=True)
     args = parser.parse_args(arguments)
-    job = JobPaths(Path(args.job))
-    spec = load_spec(job)
-    identity = Identity(
-        job_name=args.job_name, generation=args.generation, start=args.start, process=ProcessIdentity.current(), claimed_at=time.time()
-    )
-    try:
-        incarnation = claim(job, identity)
-    except Superseded as error:
-        print(error, file=sys.stderr)
-        return 3
-    cluster = Cluster.model_validate(spec.cluster)
-    sweep_exchange(args.job_name)
-    exchange = make_exchange(cluster, args.job_name, incarnation)
-    launcher = Launcher(job, spec, incarnation, exchange, cluster)
-    signal.signal(signal.SIGTERM, lambda signum, frame: launcher.request_stop())
+    early: list[int] = []
+    signal.signal(signal.SIGTERM, lambda signum, frame: early.append(signum))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        result = launcher.run()
+        _incarnation(JobPaths(Path(args.job)), args.job_name, args.generation, args.start, early)
+    except Superseded as error:
+        _say(str(error))
+        return 3
+    except EvoError as error:
+        _say(str(error))
+        return error.exit_code
+    except OSError as error:
+        _say(str(error))
+        return 1
+    return 0
+
+
+def _incarnation(job: JobPaths, name: str, generation: int, start: int, early: list[int]) -> None:
+    """From claim to result. Raises Superseded, or StoreError or OSError when the result cannot be written."""
+    process, started = ProcessIdentity.current(), time.time()
+    incarnation = claim(job, Identity(job_name=name, generation=generation, start=start, process=process, claimed_at=started))
+    try:
+        result = _run(job, name, incarnation, early)
+    except Superseded:
+        raise
+    except (EvoError, OSError, ValidationError) as error:
+        blame: Blame = "infrastructure" if isinstance(error, OSError) or getattr(error, "exit_code", 2) != 2 else "user"
+        result = Result(outcome="failed", blame=blame, error=str(error), seconds=time.time() - started, finished_at=time.time())
+    check_claim(job, incarnation)
+    try:
+        write_json_once(incarnation.result, result.model_dump())
+    except StoreError as error:
+        raise StoreError(f"{error} (the result was: {result.outcome}, {result.error})") from error
+
+
+def _run(job: JobPaths, name: str, incarnation: IncarnationPaths, early: list[int]) -> Result:
+    spec = load_spec(job)
+    cluster = Cluster.model_validate(spec.cluster)
+    exchange = make_exchange(cluster, name, incarnation, need_bytes=exchange_bytes(job, spec))
+    try:
+        launcher = Launcher(job, spec, incarnation, exchange, cluster)
+        signal.signal(signal.SIGTERM, lambda signum, frame: launcher.request_stop())
+        if early:  # told to stop before there was anything to stop
+            launcher.request_stop()
+        return launcher.run()
     finally:
         shutil.rmtree(exchange.root, ignore_errors=True)
-    if result is None:
-        return 3
-    check_claim(job, incarnation)
-    write_json_once(incarnation.result, result.model_dump())
-    return 0
+
+
+def _say(message: str) -> None:
+    """One line in launch.log, or none where that disk is full too: the exit code then speaks alone."""
+    try:
+        print(" ".join(message.split()), file=sys.stderr, flush=True)
+    except OSError:
+        pass
 
 
 if __name__ == "__main__":

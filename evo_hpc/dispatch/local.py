@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, TypeVar
 
@@ -23,11 +23,11 @@ from evo_hpc.config.cluster import Cluster
 from evo_hpc.errors import UserError
 from evo_hpc.jobs.claims import current_claim
 from evo_hpc.jobs.spec import Intent, JobSpec, Record, Result, Start, spec_bytes
-from evo_hpc.paths import IncarnationPaths, JobPaths
+from evo_hpc.paths import CampaignPaths, IncarnationPaths, JobPaths
 from evo_hpc.store.atomic import StoreError, read_json, write_bytes, write_json_once
 from evo_hpc.store.lease import Lease
 from evo_hpc.store.manifest import sha256
-from evo_hpc.store.processes import ProcessIdentity, find_by_argument
+from evo_hpc.store.processes import find_by_argument
 
 M = TypeVar("M", bound=BaseModel)
 Phase = Literal["planned", "running", "dead", "finished", "recorded"]
@@ -45,37 +45,54 @@ class JobStatus:
     result: Result | None = None
     record: Record | None = None
     starts: int = 0
-    """Starts that count against the limit: those that ended without saving on request."""
+    """Starts that count against the limit: not those that were stopped on request."""
+    intent: Intent | None = None
+    seen: tuple[object, object] = (None, None)
+    """Claim and incarnations that this was judged by."""
 
 
 def observe(job: JobPaths) -> JobStatus:
     """The status of one attempt. Raises StoreError on damaged records, UserError when another host must be asked."""
+    intent = _load(Intent, job.intent) if job.intent.exists() else None
     if job.record.exists():
         record = _load(Record, job.record)
-        return JobStatus(job, "recorded", incarnation=record.incarnation, record=record)
-    claim = current_claim(job)
+        return JobStatus(job, "recorded", incarnation=record.incarnation, record=record, intent=intent)
+    copied = intent is not None and intent.root != campaign_root(job)
+    while True:
+        status = _observe(job, intent, copied)
+        # A job that claimed or ended between the look at its claim and the one at the processes would seem dead.
+        if status.phase != "dead" or (current_claim(job), job.incarnations()) == status.seen:
+            return status
+
+
+def campaign_root(job: JobPaths) -> str:
+    """Absolute folder of the campaign that a job lies in, links resolved."""
+    return str(CampaignPaths.of_job(job).root.resolve())
+
+
+def _observe(job: JobPaths, intent: Intent | None, copied: bool) -> JobStatus:
+    seen = (current_claim(job), job.incarnations())
+    claim = seen[0]
+    status = JobStatus(job, "dead" if job.starts() else "planned", starts=len(job.starts()), intent=intent, seen=seen)
     if claim is not None:
         number, identity = claim
-        if identity.process.here():
-            alive = identity.process.alive()  # before the result is looked for: a job that ends in between has one by now
-        else:
-            alive = False
+        here = identity.process.here()
+        # Before the result is looked for: a job that ends in between has one by now.
+        alive = here and not copied and identity.process.alive()
         results = _results(job)
-        starts = _counted_starts(job, results)
+        status = replace(status, starts=_counted_starts(job, results), result=results.get(number))
         if number in results and results[number].outcome != "stopped":
-            return JobStatus(job, "finished", incarnation=number, result=results[number], starts=starts)
-        if not identity.process.here():
+            return replace(status, phase="finished", incarnation=number)
+        if not here and not copied:
             raise UserError(f"{job.root}: runs on {identity.process.host}, started by the local executor there; go on with the "
                             "campaign on that machine, or remove this job folder if it is gone for good")
         if alive:
-            return JobStatus(job, "running", pid=identity.process.pid, incarnation=number, starts=starts)
-    else:
-        starts = len(job.starts())
-    if job.intent.exists():
-        intent = _load(Intent, job.intent)
-        if unclaimed := find_by_argument("--job-name", intent.name, "evo_hpc.dispatch.launcher"):
-            return JobStatus(job, "running", pid=unclaimed[0], starts=starts)
-    return JobStatus(job, "dead" if job.starts() else "planned", starts=starts)
+            return replace(status, phase="running", pid=identity.process.pid, incarnation=number)
+    if intent is not None and not copied:
+        command = ("--job-name", intent.name, "--job", str(job.root.absolute()), "evo_hpc.dispatch.launcher")
+        if unclaimed := find_by_argument(*command):
+            return replace(status, phase="running", pid=unclaimed[0])
+    return status
 
 
 def _results(job: JobPaths) -> dict[int, Result]:
@@ -105,12 +122,15 @@ class LocalExecutor:
     cluster: Cluster
     _children: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
-    def submit(self, job: JobPaths, spec: JobSpec, lease: Lease) -> None:
-        """Commit the intent. Nothing runs before it is on disk; a second call with the same spec changes nothing."""
+    def submit(self, job: JobPaths, spec: JobSpec, work: str, lease: Lease) -> None:
+        """Commit the intent. Nothing runs before it is on disk; a second call changes nothing."""
         lease.check()
         if not job.intent.exists():
             write_bytes(job.spec, spec_bytes(spec))
-            intent = Intent(name=spec.name, spec_sha256=sha256(job.spec), generation=lease.generation, written_at=time.time())
+            intent = Intent(
+                name=spec.name, spec_sha256=sha256(job.spec), owner=spec.owner, work=work, root=campaign_root(job),
+                generation=lease.generation, written_at=time.time(),
+            )
             write_json_once(job.intent, intent.model_dump())
 
     def start(self, job: JobPaths, lease: Lease) -> int:
@@ -141,14 +161,5 @@ class LocalExecutor:
         if status.pid is not None:
             try:
                 os.kill(status.pid, signal.SIGTERM)
-            except ProcessLookupError:
-                pass
-
-    def kill(self, status: JobStatus) -> None:
-        """End a running attempt's whole process group at once."""
-        if status.pid is not None:
-            try:
-                if ProcessIdentity.of(status.pid).pid == os.getpgid(status.pid):
-                    os.killpg(status.pid, signal.SIGKILL)
             except ProcessLookupError:
                 pass

@@ -10,8 +10,8 @@ from evo_hpc.config.campaign import Evaluation
 
 
 def epoch_components(
-    *, suite: str, task_set: str, evaluation: Evaluation, verifier: Mapping[str, str], template: str, tokenizer: str,
-    engine: Mapping[str, str], score: str,
+    *, suite: str, task_set: str, evaluation: Evaluation, campaign_seed: int, verifier: Mapping[str, str], template: str,
+    tokenizer: str, stop_token_ids: tuple[int, ...], engine: Mapping[str, str], score: str,
 ) -> dict[str, str]:
     """Everything that determines a score, by name.
 
@@ -22,7 +22,8 @@ def epoch_components(
     return {
         "suite": suite, "task_set": task_set, "score": score,
         "samples_per_task": str(evaluation.samples_per_task), "temperature": repr(evaluation.temperature),
-        "top_p": repr(evaluation.top_p), "max_response_tokens": str(evaluation.max_response_tokens), "seed": str(evaluation.seed),
+        "top_p": repr(evaluation.top_p), "max_response_tokens": str(evaluation.max_response_tokens), "seed": f"{campaign_seed}/{evaluation.seed}",
+        "stop_token_ids": ",".join(map(str, stop_token_ids)),
         "template": hashlib.sha256(template.encode()).hexdigest(), "tokenizer": tokenizer,
         **{f"verifier.{name}": value for name, value in verifier.items()},
         **{f"engine.{name}": value for name, value in engine.items() if name != "max_model_len"},

@@ -17,6 +17,7 @@ from evo_hpc.errors import UserError
 from evo_hpc.evaluation.epoch import epoch_components, epoch_of
 from evo_hpc.evaluation.scores import SCORE, summarise
 from evo_hpc.jobs.context import RoleContext
+from evo_hpc.lineage.identity import policy_identity
 from evo_hpc.paths import COMPLETE
 from evo_hpc.rollout.engine import Engine, Sampling
 from evo_hpc.rollout.exchange import read_probe
@@ -118,8 +119,9 @@ class _Evaluator:
         domain = get_domain(self.context.campaign.domain.name)
         tasks, evaluation = self.tasks[spec.suite], self.evaluation
         components = epoch_components(
-            suite=spec.suite, task_set=task_set_hash(tasks), evaluation=evaluation, verifier=domain.identity(),
-            template=self.tokenizer.chat_template, tokenizer=sha256(self.loaded / "tokenizer.json"),
+            suite=spec.suite, task_set=task_set_hash(tasks), evaluation=evaluation, campaign_seed=self.context.campaign.seed,
+            verifier=domain.identity(), template=self.tokenizer.chat_template, tokenizer=sha256(self.loaded / "tokenizer.json"),
+            stop_token_ids=self.tokenizer.eos_ids,
             engine=self.engine.identity(), score=SCORE,
         )
         epoch = epoch_of(components)
@@ -131,7 +133,7 @@ class _Evaluator:
             "policy_step": spec.policy_step, "trainer_step": None, "evaluator_epoch": epoch,
         }
         began, before = time.perf_counter(), self.finished
-        rows = sampler.rows(groups, common, lambda n: self._show(spec, before + n))
+        rows = sampler.rows(groups, common, lambda n: self._finished_one(spec, before + n))
         self.finished = before + len(rows)
         self.tokens += sum(row["response_tokens"] for row in rows)
         self.sampled_seconds += time.perf_counter() - began
@@ -142,7 +144,7 @@ class _Evaluator:
         summary = summarise(rows, [task.task_id for task in tasks], evaluation.samples_per_task)
         complete(folder, {
             "version": spec.version, "suite": spec.suite, "policy": spec.policy, "policy_step": spec.policy_step,
-            "policy_sha256": _weights_hash(self.loaded), "epoch": epoch, "epoch_components": components, **summary,
+            "policy_identity": policy_identity(self.loaded), "device": self.engine.effective_config()["device"], "epoch": epoch, "epoch_components": components, **summary,
         })
         self._show(spec, self.finished, score=summary["avg_at_k"])
 
@@ -151,13 +153,13 @@ class _Evaluator:
         seed = (self.context.campaign.seed, self.evaluation.seed, "evaluate", suite, task.task_id)
         return tuple(derive_seed(*seed, sample) for sample in range(self.evaluation.samples_per_task))
 
+    def _finished_one(self, spec: EvaluationSpec, finished: int) -> None:
+        self.context.raise_if_stopped()  # the engine drops what is left; nothing of this suite is written
+        self._show(spec, finished)
+
     def _show(self, spec: EvaluationSpec, finished: int, score: float | None = None) -> None:
         rate = self.tokens / self.sampled_seconds if self.sampled_seconds else None
         self.context.progress(
             stage=f"evaluating {spec.version} on {spec.suite}", step=finished, tokens_per_second=round(rate) if rate else None,
             **({"score": round(score, 4)} if score is not None else {}),
         )
-
-
-def _weights_hash(folder: Any) -> str:
-    return sha256(folder / "model.safetensors") if (folder / "model.safetensors").exists() else sha256(folder / "model.safetensors.index.json")

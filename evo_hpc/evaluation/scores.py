@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from evo_hpc.errors import UserError
+from evo_hpc.lineage.identity import digest
 from evo_hpc.paths import COMPLETE, VersionPaths
 from evo_hpc.store.manifest import Torn, read_complete
 from evo_hpc.store.schemas import ROLLOUT
@@ -35,6 +36,9 @@ class EvaluationRecord:
     rollouts: int
     missing: int
     avg_at_k: float
+    policy_identity: str
+    id: str
+    """Identity of this evaluation: its scores, policy and epoch (not the time it took)."""
 
 
 def summarise(rows: Sequence[Mapping[str, Any]], task_ids: Sequence[str], k: int) -> dict[str, Any]:
@@ -47,13 +51,17 @@ def summarise(rows: Sequence[Mapping[str, Any]], task_ids: Sequence[str], k: int
         "avg_at_k": total / expected if expected else 0.0, "k": k, "n_tasks": len(task_ids), "task_ids": list(task_ids),
         "truncated_fraction": sum(bool(row["truncated"]) for row in rows) / len(rows) if rows else 0.0,
         "response_tokens_mean": sum(row["response_tokens"] for row in rows) / len(rows) if rows else 0.0,
-        "format_mean": _mean_component(scored, "format"), "hardware": f"{platform.machine()} {platform.processor()}".strip(),
+        "scores_digest": digest(sorted((row["task_id"], row["sample"], row["error_class"], dict(row["components"])) for row in rows)),
+        "component_means": _component_means(scored), "hardware": platform.machine(),
     }
 
 
-def _mean_component(rows: Sequence[Mapping[str, Any]], name: str) -> float | None:
-    values = [dict(row["components"])[name] for row in rows if name in dict(row["components"])]
-    return sum(values) / len(values) if values else None
+def _component_means(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    values: dict[str, list[float]] = {}
+    for row in rows:
+        for name, value in row["components"]:
+            values.setdefault(name, []).append(value)
+    return {name: sum(found) / len(found) for name, found in sorted(values.items())}
 
 
 def read_evaluation(version: VersionPaths, suite: str) -> EvaluationRecord | None:
@@ -63,19 +71,26 @@ def read_evaluation(version: VersionPaths, suite: str) -> EvaluationRecord | Non
         return None
     try:
         meta = read_complete(folder)["meta"]
+        if meta["version"] != version.id:
+            raise BadEvaluation(f"{folder}: belongs to {meta['version']}, not to {version.id}; a copied version starts without eval/: remove it here")
         return EvaluationRecord(
             version=meta["version"], suite=meta["suite"], epoch=meta["epoch"], epoch_components=meta["epoch_components"],
             policy_step=meta["policy_step"], k=meta["k"], task_ids=meta["task_ids"], rollouts=meta["rollouts"],
-            missing=meta["missing"], avg_at_k=meta["avg_at_k"],
+            missing=meta["missing"], avg_at_k=meta["avg_at_k"], policy_identity=meta["policy_identity"],
+            id=digest([meta["scores_digest"], meta["policy_identity"], meta["epoch"]]),
         )
     except (Torn, KeyError, TypeError) as error:
-        raise BadEvaluation(f"{folder}: damaged evaluation ({error}). Remove the folder: it is published again from the job that made it, "
-                            f"or that job is run again; {COMPLETE} is never to be edited") from error
+        raise BadEvaluation(f"{folder}: damaged evaluation ({error}). Remove the folder: the version is evaluated again; "
+                            f"{COMPLETE} is never to be edited") from error
 
 
 def scores_by_task(version: VersionPaths, suite: str) -> dict[str, list[float]]:
-    """Scores of each task's rollouts, in sample order; rollouts without a verdict are left out (the caller counts them)."""
-    files = sorted(version.evaluation(suite).glob("*.parquet"))
+    """Scores of each task's rollouts, in sample order; rollouts without a verdict are left out (the caller counts them).
+
+    Reads what the completion record lists, hashes checked. Raises Torn.
+    """
+    folder = version.evaluation(suite)
+    files = [folder / f["name"] for f in read_complete(folder, hashes=True)["files"] if f["name"].endswith(".parquet")]
     table = read_tables(files, ROLLOUT, ["task_id", "sample", "components", "error_class"])
     scores: dict[str, list[tuple[int, float]]] = {}
     for row in table.to_pylist():

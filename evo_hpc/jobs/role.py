@@ -12,16 +12,17 @@ import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from evo_hpc.errors import EvoError
 from evo_hpc.jobs.claims import Superseded
 from evo_hpc.jobs.context import RoleContext, Stopped
 from evo_hpc.jobs.spec import load_spec
 from evo_hpc.paths import ExchangePaths, JobPaths
-from evo_hpc.store.atomic import write_json
+from evo_hpc.store.atomic import StoreError, write_json
 
 _PR_SET_PDEATHSIG = 1
+_INSTALLED_BY_SETUP = ("torch", "megatron", "vllm", "transformers", "safetensors")
 
 
 def die_with_parent(parent: int) -> None:
@@ -37,8 +38,8 @@ def load_entry(entry: str) -> Callable[[RoleContext], dict[str, Any]]:
     return getattr(importlib.import_module(module), function)
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Exit 0 done or stopped, 1 failed, 2 the user's mistake; the outcome file says which and why."""
+def main(arguments: list[str] | None = None) -> NoReturn:
+    """Exit 0 done, stopped or superseded, 1 failed, 2 the user's mistake; the outcome file says which and why."""
     parser = argparse.ArgumentParser()
     for name in ("--job", "--role", "--entry", "--exchange"):
         parser.add_argument(name, required=True)
@@ -61,28 +62,64 @@ def main(arguments: list[str] | None = None) -> int:
     outcome: dict[str, Any]
     try:
         outcome = {"outcome": "done", "outputs": load_entry(args.entry)(context)}
-    except Stopped as error:
-        outcome = {"outcome": "stopped", "error": str(error)}
     except Superseded as error:
-        print(error, file=sys.stderr)
-        return 0
-    except EvoError as error:
-        traceback.print_exc()
-        outcome = {"outcome": "failed", "blame": "user" if error.exit_code == 2 else "infrastructure", "error": str(error)}
+        _log(str(error))
+        _end(0)
     except Exception as error:  # the boundary of the process: whatever it is goes into the outcome, with its place
-        traceback.print_exc()
-        where = traceback.extract_tb(error.__traceback__)[-1]
-        outcome = {
-            "outcome": "failed", "blame": "infrastructure",
-            "error": f"{type(error).__name__}: {error} ({Path(where.filename).name}:{where.lineno}); "
-                     f"full trace in {context.incarnation.log(args.role)}",
+        if not isinstance(error, Stopped):
+            _log(traceback.format_exc())
+        outcome = outcome_of(error, context.incarnation.log(args.role))
+    try:
+        write_json(context.incarnation.role_outcome(args.role), outcome)
+    except StoreError as error:  # the launcher reads the end of the log when there is no outcome
+        _log(f"{outcome['outcome']}: {outcome.get('error')}\n{error}")
+        _end(1)
+    _end({"done": 0, "stopped": 0}.get(outcome["outcome"], 2 if outcome.get("blame") == "user" else 1))
+
+
+def outcome_of(error: Exception, log: Path) -> dict[str, Any]:
+    """How a role ended that raised `error`: stopped, or failed and by whose fault, and what the user is told. Pure."""
+    if isinstance(error, Stopped):
+        return {"outcome": "stopped", "error": str(error)}
+    if isinstance(error, EvoError):
+        return {"outcome": "failed", "blame": "user" if error.exit_code == 2 else "infrastructure", "error": str(error)}
+    if isinstance(error, ModuleNotFoundError) and (name := (error.name or "").partition(".")[0]) in _INSTALLED_BY_SETUP:
+        return {
+            "outcome": "failed", "blame": "user",
+            "error": f"{error.name} is not installed for {sys.executable}: run `make setup`, or install evo-hpc with the extra "
+                     f"`cpu` or `gpu`; where it is installed, its version of {name} is not the one needed",
         }
-    write_json(context.incarnation.role_outcome(args.role), outcome)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    # Engines leave non-daemon threads and atexit hooks behind that can hang; everything of ours is on disk by now.
-    os._exit({"done": 0, "stopped": 0}.get(outcome["outcome"], 2 if outcome.get("blame") == "user" else 1))
+    where = traceback.extract_tb(error.__traceback__)
+    place = f" ({Path(where[-1].filename).name}:{where[-1].lineno})" if where else ""
+    return {"outcome": "failed", "blame": "infrastructure", "error": f"{_with_causes(error)}{place}; full trace in {log}"}
+
+
+def _with_causes(error: BaseException) -> str:
+    """An error and what it came from: one raised while cleaning up would else hide the one that mattered."""
+    told: list[str] = []
+    each: BaseException | None = error
+    while each is not None and len(told) < 5:
+        told.append(f"{type(each).__name__}: {each}")
+        each = each.__cause__ or (None if each.__suppress_context__ else each.__context__)
+    return ", caused by ".join(told)
+
+
+def _log(text: str) -> None:
+    try:
+        print(text, file=sys.stderr, flush=True)
+    except OSError:  # the disk with the log on it is full; the outcome may still find room
+        pass
+
+
+def _end(code: int) -> NoReturn:
+    """Engines leave non-daemon threads and atexit hooks behind that can hang; everything of ours is on disk by now."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:  # as in _log
+            pass
+    os._exit(code)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

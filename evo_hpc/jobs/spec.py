@@ -9,7 +9,7 @@ from pydantic import Field
 
 from evo_hpc.config.base import Config
 from evo_hpc.config.yaml_io import dump_model, load_model
-from evo_hpc.paths import CampaignPaths, JobPaths
+from evo_hpc.paths import JobPaths
 from evo_hpc.store.processes import ProcessIdentity
 
 JobKind = Literal["supervise", "train", "evaluate"]
@@ -43,6 +43,12 @@ class Intent(Config):
 
     name: str
     spec_sha256: str
+    owner: str
+    """`base` or a version id: a folder copied to another version brings attempts that are not its own."""
+    work: str
+    """Identity of what the attempt is for; when that changes, the attempt is stale."""
+    root: str
+    """Absolute folder of the campaign: a copied campaign brings attempts whose processes are not its own."""
     generation: int
     written_at: float
 
@@ -100,9 +106,12 @@ class Record(Config):
     blame: Blame | None = None
     error: str | None = None
     generation: int
+    """Of the controller that wrote this."""
+    started_by: int
+    """Generation that made the last start."""
     starts: int
     seconds: float
-    """Wall time of all starts, as far as known."""
+    """Wall time of all starts in seconds; of a killed one up to its last heartbeat."""
 
 
 def job_name(campaign_root: str, campaign: str, owner: str, kind: str, attempt: int) -> str:
@@ -119,8 +128,3 @@ def load_spec(job: JobPaths) -> JobSpec:
 def spec_bytes(spec: JobSpec) -> bytes:
     """What spec.yaml holds."""
     return dump_model(spec)
-
-
-def campaign_of(job: JobPaths) -> CampaignPaths:
-    """The campaign that a job folder lies in."""
-    return CampaignPaths.of_job(job)

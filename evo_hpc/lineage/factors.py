@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -12,7 +11,7 @@ from typing import Any, Literal
 from evo_hpc.config.recipe import Recipe
 from evo_hpc.config.yaml_io import dump_model
 
-Factor = Literal["reward", "data_filter", "rollout", "optimizer", "tool_use", "seed", "budget", "system"]
+Factor = Literal["reward", "data_filter", "rollout", "optimizer", "tool_use", "seed", "init", "budget", "system"]
 
 FACTOR_OF_FIELD: dict[str, Factor] = {
     "reward": "reward", "data_filter": "data_filter", "rollout": "rollout", "optimizer": "optimizer",
@@ -32,7 +31,7 @@ class Change:
     """One field that differs."""
 
     field: str
-    """Dotted path, e.g. `optimizer.lr`, or `hooks/reward.py`."""
+    """Dotted path, e.g. `optimizer.lr`, or `hooks/reward.py`, or `init`."""
     before: Any
     after: Any
     factor: Factor
@@ -70,12 +69,6 @@ def factors(found: list[Change]) -> list[Factor]:
 
 def _digest(content: str | None) -> str | None:
     return None if content is None else hashlib.sha256(content.encode()).hexdigest()[:12]
-
-
-def recipe_hash(recipe: Recipe, hooks: Mapping[str, str] | None = None) -> str:
-    """Identity of everything that determines a training run, apart from its init."""
-    canonical = json.dumps([recipe.model_dump(mode="json"), dict(hooks or {})], sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(canonical.encode()).hexdigest()
 
 
 def recipe_diff(parent: Recipe, child: Recipe, names: tuple[str, str]) -> str:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from evo_hpc.config.recipe import Recipe
 from evo_hpc.config.yaml_io import ConfigError, dump_model, load_model
 from evo_hpc.errors import UserError
-from evo_hpc.lineage.factors import Change, changes, recipe_diff, recipe_hash
+from evo_hpc.lineage.factors import Change, changes, recipe_diff
 from evo_hpc.lineage.version import Version
 from evo_hpc.paths import CampaignPaths, VersionPaths
-from evo_hpc.store.atomic import fsync_folder, temp_path, write_bytes
+from evo_hpc.store.atomic import StoreError, fsync_folder, temp_path, write_bytes
 
 
 class BadLineage(UserError):
@@ -28,14 +29,12 @@ class Node:
     version: Version
     recipe: Recipe
     hooks: dict[str, str]
+    init: str = "base"
+    """Where training starts, defaults resolved: `base` or `v0003@50`."""
 
     @property
     def id(self) -> str:
         return self.version.id
-
-    @property
-    def recipe_hash(self) -> str:
-        return recipe_hash(self.recipe, self.hooks)
 
     @property
     def policy_step(self) -> int:
@@ -79,25 +78,51 @@ def load_tree_nodes(campaign: CampaignPaths) -> tuple[dict[str, Node], list[str]
             elif parent not in nodes and parent not in broken:
                 problems.append(f"{node.paths.version_yaml}: parent {parent} does not exist. Its folder was removed: restore "
                                 f"{campaign.version(parent).root}, or remove the versions that descend from it")
-        if node.version.init != "base" and (source := node.version.init.split("@")[0]) not in nodes and source not in broken:
+        source = _init_source(node)
+        if source is not None and source not in nodes and source not in broken:
             problems.append(f"{node.paths.version_yaml}: init {node.version.init} names a version that does not exist")
+        if source in nodes and node.version.init != f"{source}@{nodes[source].recipe.steps}":
+            problems.append(f"{node.paths.version_yaml}: init {node.version.init}: {source} keeps the policy of its last step only; "
+                            f"write {source}@{nodes[source].recipe.steps}")
     problems += _cycles(nodes)
+    if not problems:
+        nodes = {name: replace(node, init=_resolved_init(node, nodes)) for name, node in nodes.items()}
     return nodes, problems
 
 
+def _resolved_init(node: Node, nodes: dict[str, Node]) -> str:
+    """`base` or `vNNNN@STEP` of a version that trains: a version without RL hands on where it starts itself."""
+    if node.version.init is None:
+        return _resolved_init(nodes[node.version.parents[0]], nodes) if node.version.parents else "base"
+    if node.version.init == "base":
+        return "base"
+    source = nodes[node.version.init.split("@")[0]]
+    return node.version.init if source.recipe.steps else _resolved_init(source, nodes)
+
+
+def _init_source(node: Node) -> str | None:
+    return None if node.version.init in (None, "base") else node.version.init.split("@")[0]
+
+
 def _cycles(nodes: dict[str, Node]) -> list[str]:
-    problems, done = [], set()
-    for start in nodes:
-        trail: list[str] = []
-        current: str | None = start
-        while current in nodes and current not in done:
-            if current in trail:
-                problems.append(f"{nodes[current].paths.version_yaml}: {' -> '.join([*trail[trail.index(current):], current])} is a cycle")
-                break
-            trail.append(current)
-            parents = nodes[current].version.parents
-            current = next((p for p in parents if p != current), None)
-        done.update(trail)
+    """One message a cycle over parents and inits."""
+    problems: list[str] = []
+    done: set[str] = set()
+
+    def visit(name: str, trail: list[str]) -> None:
+        if name in trail:
+            cycle = [*trail[trail.index(name) :], name]
+            if len(cycle) > 2 or name not in nodes[name].version.parents:  # a version that is its own parent was named before
+                problems.append(f"{nodes[name].paths.version_yaml}: {' -> '.join(cycle)} is a cycle")
+            return
+        if name in done or name not in nodes:
+            return
+        for before in {*nodes[name].version.parents, *filter(None, [_init_source(nodes[name])])}:
+            visit(before, [*trail, name])
+        done.add(name)
+
+    for name in nodes:
+        visit(name, [])
     return problems
 
 
@@ -117,13 +142,18 @@ def create_version(campaign: CampaignPaths, version: Version, recipe: Recipe, pa
         fsync_folder(final.root.parent)
     except OSError as error:
         shutil.rmtree(temp.root)
+        if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+            raise StoreError(f"{final.root}: could not be made ({error.strerror})") from error
         if not final.version_yaml.exists() or load_model(final.version_yaml, Version) != version:
-            raise BadLineage(f"{final.root}: exists already with other content ({error.strerror})") from error
+            raise BadLineage(f"{final.root}: exists already with other content") from error
 
 
 def node_changes(parent: Node, child: Node) -> list[Change]:
-    """What a child changes against its parent."""
-    return changes(parent.recipe, child.recipe, parent.hooks, child.hooks)
+    """What a child changes against its parent: recipe, hooks, and where training starts."""
+    found = changes(parent.recipe, child.recipe, parent.hooks, child.hooks)
+    if parent.init != child.init:
+        found.append(Change("init", parent.init, child.init, "init"))
+    return found
 
 
 __all__ = ["BadLineage", "ConfigError", "Node", "create_version", "load_node", "load_tree_nodes", "node_changes", "read_hooks"]

@@ -33,8 +33,8 @@ class Version(Config):
     """Equal to the folder's name."""
     parents: list[VersionId] = Field(default_factory=list)
     """None for the root, one for an intervention or a replicate, two for a merge."""
-    init: str = "base"
-    """Where training starts: `base` or `v0003@50` (that version's policy at that step)."""
+    init: str | None = None
+    """Where training starts: `base` or `v0003@50` (that version's policy at its last step); null = where the parent started."""
     author: Literal["campaign", "agent", "person"] = "person"
     """Who proposed it."""
     hypothesis: str = ""
@@ -46,7 +46,7 @@ class Version(Config):
 
     @field_validator("init")
     @classmethod
-    def _init(cls, value: str) -> str:
-        if not _INIT.match(value):
+    def _init(cls, value: str | None) -> str | None:
+        if value is not None and not _INIT.match(value):
             raise ValueError("must be `base` or `vNNNN@STEP`")
         return value

@@ -12,7 +12,7 @@ from rich.text import Text
 from evo_hpc.controller.act import Event
 from evo_hpc.controller.plan import Plan
 from evo_hpc.controller.state import CampaignState
-from evo_hpc.report.views import job_record, jobs_view, percent
+from evo_hpc.report.views import job_record, jobs_view
 
 _LINE_SECONDS = 10.0
 
@@ -82,9 +82,3 @@ def _line(job: dict[str, Any]) -> str:
     if p.get("seconds_left") is not None:
         words.append(f"{p['seconds_left']:.0f} s left")
     return " ".join(words)
-
-
-def summary(state: CampaignState) -> Text:
-    """The end of a run, in one or two lines."""
-    scores = [f"{v.id} {percent(record.avg_at_k)} %" for v in state.versions.values() if (record := v.evaluations.get("dev")) is not None]
-    return Text("dev Avg@k: " + ", ".join(scores))

@@ -74,13 +74,12 @@ def version_record(state: CampaignState, version: VersionState) -> dict[str, Any
     """One version: where it comes from, how far it is, what it scored."""
     node = version.node
     parent = state.versions.get(node.version.parents[0]) if node.version.parents else None
-    comparisons = [read_json(path) for path in node.paths.comparisons()]
     return {
-        "id": version.id, "parents": node.version.parents, "init": node.version.init, "author": node.version.author,
+        "id": version.id, "parents": node.version.parents, "init": node.init, "author": node.version.author,
         "hypothesis": node.version.hypothesis, "steps": node.recipe.steps, "stage": version_stage(version),
         "factors": sorted({c.factor for c in node_changes(parent.node, node)}) if parent else [],
         "evaluations": {suite: evaluation_record(record) for suite, record in version.evaluations.items()},
-        "comparisons": comparisons, "jobs": [job_record(s) for attempts in version.jobs.values() for s in attempts],
+        "comparisons": [c.record() for c in version.comparisons], "jobs": [job_record(s) for attempts in version.jobs.values() for s in attempts],
         "folder": str(node.paths.root),
     }
 
@@ -95,7 +94,7 @@ def status_record(state: CampaignState) -> dict[str, Any]:
             "generation": owner.generation, "host": owner.process.host, "pid": owner.process.pid,
             "running": owner_may_live(owner, time.time()), "heartbeat_seconds_ago": round(time.time() - owner.heartbeat_at, 1),
         },
-        "base_policy": state.base_policy, "tasks_ready": state.tasks_ready,
+        "base_policy": state.base_policy, "tasks": {split: s.tasks for split, s in state.tasks.splits.items()} if state.tasks else None,
         "versions": [version_record(state, version) for version in state.versions.values()],
         "jobs": [job_record(s) for s in state.all_jobs()],
         "looks": len(looks), "alpha_spent": sum(look.alpha for look in looks), "alpha": state.settings.campaign.gate.alpha,

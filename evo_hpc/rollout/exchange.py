@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import secrets
+import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -82,9 +85,11 @@ def read_request(exchange: ExchangePaths, step: int) -> StepRequest:
 
 
 def claim_batch(exchange: ExchangePaths, step: int, batch: int, worker: str) -> bool:
-    """Worker: take a batch; False when another worker has it."""
+    """Worker: take a batch; False when anybody has it, this worker included."""
+    who = {"worker": worker, "host": socket.gethostname(), "pid": os.getpid()}
     try:
-        write_json_once(exchange.claim(step, batch), {"worker": worker, "step": step, "batch": batch})
+        # The nonce makes every claim unlike any other: a write-once record with the very same bytes counts as one's own.
+        write_json_once(exchange.claim(step, batch), {**who, "step": step, "batch": batch, "nonce": secrets.token_hex(8)})
     except AlreadyWritten:
         return False
     return True

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, NoReturn
 
 from evo_hpc.config.recipe import Recipe
 from evo_hpc.config.yaml_io import dump_tree
-from evo_hpc.domains.base import get_domain, read_tasks
+from evo_hpc.domains.base import Task, get_domain, read_tasks
 from evo_hpc.domains.tokenizer import ChatTokenizer
 from evo_hpc.jobs.context import RoleContext
 from evo_hpc.rollout.engine import Engine, Sampling
@@ -18,7 +19,7 @@ from evo_hpc.store.tables import write_table
 
 
 def run(context: RoleContext) -> dict[str, Any]:
-    """Serve steps until the trainer says that it is done or the job stops."""
+    """Serve steps until the job ends: the launcher stops this role when the trainer is done."""
     recipe = Recipe.model_validate(context.spec.params["recipe"])
     init = context.resolve(context.spec.params["init"])
     tasks = {task.task_id: task for task in read_tasks(context.campaign_paths.tasks("train"))}
@@ -33,26 +34,36 @@ def run(context: RoleContext) -> dict[str, Any]:
     )
     sampler = Sampler(
         engine, tokenizer, get_domain(context.campaign.domain.name),
-        Sampling(recipe.rollout.temperature, recipe.rollout.top_p, recipe.rollout.max_response_tokens, tokenizer.eos_ids),
+        Sampling(recipe.rollout.temperature, 1.0, recipe.rollout.max_response_tokens, tokenizer.eos_ids),
         recipe.reward, recipe.tool_use.system_prompt,
     )
     write_bytes(context.incarnation.effective(context.role), dump_tree(engine.effective_config()))
+    serve(context, sampler, tasks, recipe.steps)
+
+
+def serve(context: RoleContext, sampler: Sampler, tasks: Mapping[str, Task], steps: int) -> NoReturn:
+    """Answer the trainer's requests, from the first that it posts to step `steps`.
+
+    Ends by raising Stopped, or what the engine raises. A stop takes effect at the next completion: what was sampled of
+    that batch is dropped, and sampled again after a resume.
+    """
     first = _first_step(context)
-    for step in range(first, recipe.steps + 1):
+    for step in range(first, steps + 1):
         _wait(context, lambda step=step: context.exchange.request(step).exists())
         request = read_request(context.exchange, step)
         for number, batch in enumerate(request.batches):
             if not claim_batch(context.exchange, step, number, context.role):
                 continue
-            follow(context, engine, request)
+            follow(context, sampler.engine, request)
             groups = [Group(g.group_id, tasks[g.task_id], tuple(g.seeds)) for g in batch]
             common = {
                 "campaign": context.spec.campaign, "version": context.spec.owner, "suite": "train",
                 "policy_step": request.weight_version, "trainer_step": step, "evaluator_epoch": None,
             }
-            write_table(context.exchange.rollouts(step, number), sampler.rows(groups, common), ROLLOUT, durable=False)
-    _wait(context, lambda: False)  # the trainer still saves; its launcher ends this process when it is done
-    return {}
+            rows = sampler.rows(groups, common, lambda finished: context.raise_if_stopped())
+            write_table(context.exchange.rollouts(step, number), rows, ROLLOUT, durable=False)
+    while True:  # the trainer still saves
+        _wait(context, lambda: False)
 
 
 def follow(context: RoleContext, engine: Engine, request: StepRequest) -> None:

@@ -15,6 +15,9 @@ from typing import Any
 from evo_hpc.errors import Failure
 from evo_hpc.paths import TEMP_PREFIX
 
+NO_HARD_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)
+"""What link(2) says on a filesystem that has none; a folder that may not be written to says EACCES or EROFS."""
+
 _HOST = socket.gethostname().split(".")[0]
 
 
@@ -89,8 +92,8 @@ def write_bytes(path: Path, data: bytes, *, mode: int = 0o666, durable: bool = T
 def write_once(path: Path, data: bytes, *, mode: int = 0o666) -> None:
     """Commit a record that may never change.
 
-    Raises AlreadyWritten when another writer was first. A retry that finds its own link (a lost NFS reply) is no
-    conflict, nor is a record with the very same bytes.
+    Raises AlreadyWritten when another writer was first, StoreError on a filesystem without hard links. A retry that
+    finds its own link (a lost NFS reply) is no conflict, nor is a record with the very same bytes.
     """
     temp = _write_temp(path, data, mode, durable=True)
     try:
@@ -100,6 +103,11 @@ def write_once(path: Path, data: bytes, *, mode: int = 0o666) -> None:
             if os.stat(temp).st_ino != os.stat(path).st_ino and path.read_bytes() != data:
                 raise AlreadyWritten(f"{path}: already written, with other content; a write-once record is never "
                                      "replaced") from None
+        except OSError as error:
+            if error.errno not in NO_HARD_LINKS:
+                raise
+            raise StoreError(f"{path}: this filesystem does not support hard links ({error.strerror}), by which write-once records "
+                             "are committed; the campaign must lie on one that does") from error
         fsync_folder(path.parent)
     except OSError as error:
         raise _explained(error, path) from error

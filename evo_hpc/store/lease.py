@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -52,12 +53,20 @@ class Lease:
         return self.owner.generation
 
     def check(self) -> None:
-        """Raise LeaseLost unless this generation is still the newest. Called before each commit."""
-        newest = self.paths.generations()[-1][0]
-        if newest != self.generation:
+        """Raise LeaseLost unless the newest generation is this one's own. Called before each commit."""
+        generations = _generations(self.paths)
+        newest = generations[-1][0] if generations else 0
+        if newest > self.generation:
             raise LeaseLost(
                 f"{self.paths.controller}: generation {newest} has taken over from {self.generation}; this controller stops"
             )
+        if newest < self.generation:
+            raise LeaseLost(f"{self.paths.generation(self.generation)}: gone, removed by hand, while its controller ran; this "
+                            "controller stops. Run it again: what was committed counts.")
+        holder = _read_owner(generations[-1][1], newest)
+        if (holder.process, holder.acquired_at) != (self.owner.process, self.owner.acquired_at):
+            raise LeaseLost(f"{self.paths.generation(newest)}: was removed by hand and written anew by process "
+                            f"{holder.process.pid} on {holder.process.host}; this controller stops")
 
     def beat(self) -> None:
         """Show that the owner lives."""
@@ -66,27 +75,55 @@ class Lease:
         write_bytes(self.paths.lease, dump_json(self.owner.model_dump()), durable=False)
 
     def release(self) -> None:
-        """Say that the owner has gone on purpose."""
-        if self.paths.generations()[-1][0] == self.generation:
-            self.owner = self.owner.model_copy(update={"released": True, "heartbeat_at": time.time()})
-            write_bytes(self.paths.lease, dump_json(self.owner.model_dump()))
+        """Say that the owner has gone on purpose; says nothing when the lease was lost before."""
+        try:
+            self.check()
+        except LeaseLost:
+            return
+        self.owner = self.owner.model_copy(update={"released": True, "heartbeat_at": time.time()})
+        write_bytes(self.paths.lease, dump_json(self.owner.model_dump()))
+
+
+def _generations(paths: CampaignPaths) -> list[tuple[int, Path]]:
+    try:
+        return paths.generations()
+    except FileNotFoundError:  # removed while it was listed
+        return []
+    except OSError as error:
+        raise StoreError(f"{paths.controller}: cannot be read ({error.strerror})") from error
+
+
+def _read_owner(path: Path, generation: int | None = None) -> Owner:
+    """An owner from its file. Raises StoreError when it is damaged or of another generation than its name says."""
+    advice = "when no controller runs, remove this one file and run again"
+    try:
+        owner = Owner.model_validate(read_json(path))
+    except ValidationError as error:
+        problem = error.errors()[0]
+        field = ".".join(map(str, problem["loc"])) or "content"
+        raise StoreError(f"{path}: not a record of an owner ({field}: {problem['msg']}); {advice}") from error
+    except StoreError as error:
+        raise StoreError(f"{error}; {advice}" if path.exists() else str(error)) from error
+    if generation is not None and owner.generation != generation:
+        raise StoreError(f"{path}: says generation {owner.generation} inside; {advice}")
+    return owner
 
 
 def current_owner(paths: CampaignPaths) -> Owner | None:
-    """The newest owner, with its last heartbeat where there is one; None when nobody ever ran the campaign."""
-    generations = paths.generations()
+    """The newest owner, with its last heartbeat where there is one; None when nobody ever ran the campaign.
+
+    Raises StoreError, naming the file, when its record is damaged.
+    """
+    generations = _generations(paths)
     if not generations:
         return None
-    try:
-        owner = Owner.model_validate(read_json(generations[-1][1]))
-        if paths.lease.exists():
-            lease = Owner.model_validate(read_json(paths.lease))
-            if lease.generation == owner.generation:
-                return lease
-        return owner
-    except ValidationError as error:
-        raise StoreError(f"{paths.controller}: not a lease ({error.error_count()} problems); move the folder "
-                         "aside when no controller runs") from error
+    number, path = generations[-1]
+    owner = _read_owner(path, number)
+    if paths.lease.exists():
+        lease = _read_owner(paths.lease)
+        if lease.generation == owner.generation:
+            return lease
+    return owner
 
 
 def owner_may_live(owner: Owner, now: float) -> bool:
@@ -96,6 +133,14 @@ def owner_may_live(owner: Owner, now: float) -> bool:
     if owner.process.here():
         return owner.process.alive()
     return now - owner.heartbeat_at < STALE_SECONDS
+
+
+def _how_to_stop(process: ProcessIdentity) -> str:
+    if process.here():
+        return f"with `kill {process.pid}`"
+    if process.host == ProcessIdentity.current().host:  # a kill by name could hit a stranger on this machine
+        return f"on the other machine named {process.host}, where it is process {process.pid}"
+    return f"with `ssh {process.host} kill {process.pid}`"
 
 
 def acquire(paths: CampaignPaths, *, take_over: bool = False) -> Lease:
@@ -108,9 +153,8 @@ def acquire(paths: CampaignPaths, *, take_over: bool = False) -> Lease:
     if previous is not None and not previous.released:
         where = f"process {previous.process.pid} on {previous.process.host} (generation {previous.generation})"
         if owner_may_live(previous, time.time()):
-            stop = f"kill {previous.process.pid}" if previous.process.here() else f"ssh {previous.process.host} kill {previous.process.pid}"
             raise LeaseHeld(f"{paths.root}: a controller runs this campaign already: {where}. Watch it with `evo-hpc status`, "
-                            f"or stop it with `{stop}`.")
+                            f"or stop it {_how_to_stop(previous.process)}.")
         if not previous.process.here() and not take_over:
             raise LeaseHeld(f"{paths.root}: owned by {where}, silent for {time.time() - previous.heartbeat_at:.0f} s; this host "
                             "cannot tell whether it is dead. If you know that it is, run again with --take-over.")

@@ -1,4 +1,4 @@
-"""Identity of a process that survives pid reuse and reboots: host, boot, pid, start time."""
+"""Identity of a process that survives pid reuse, reboots and hosts of one name: host, machine, boot, pid, start time."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ class ProcessIdentity(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     host: str
+    machine: str = ""
+    """Content of /etc/machine-id; empty where the machine has none."""
     boot: str
     pid: int
     start_ticks: int
@@ -28,11 +30,17 @@ class ProcessIdentity(BaseModel):
     @classmethod
     def of(cls, pid: int) -> ProcessIdentity:
         """A live process of this host. Raises ProcessLookupError when there is none."""
-        return cls(host=socket.gethostname(), boot=_boot(), pid=pid, start_ticks=_start_ticks(pid))
+        return cls(host=socket.gethostname(), machine=_machine(), boot=_boot(), pid=pid, start_ticks=_start_ticks(pid))
 
     def here(self) -> bool:
-        """Whether it is a process of this host, about which this host can tell."""
-        return self.host == socket.gethostname()
+        """Whether it is a process of this machine, about which this machine can tell.
+
+        Cloned nodes and containers may share a hostname: the machine id must agree too, and where there is none only
+        the same boot proves the same machine.
+        """
+        if self.host != socket.gethostname() or self.machine != _machine():
+            return False
+        return bool(self.machine) or self.boot == _boot()
 
     def alive(self) -> bool:
         """Whether it still runs (zombies do not). Only meaningful when `here()`."""
@@ -46,6 +54,14 @@ class ProcessIdentity(BaseModel):
 
 def _boot() -> str:
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def _machine() -> str:
+    try:
+        text = Path("/etc/machine-id").read_text().strip()
+    except FileNotFoundError:
+        return ""
+    return "" if text == "uninitialized" else text  # what systemd writes before the first boot of an image
 
 
 def _start_ticks(pid: int) -> int:

@@ -1,16 +1,22 @@
-"""The explicit, versioned Arrow schemas of every Parquet table. No type is ever inferred from data."""
+"""The explicit, versioned Arrow schemas of every Parquet table. No type is ever inferred from data.
+
+How a schema may grow: new columns are nullable, no column is dropped, renamed or given another type, and each change
+raises SCHEMA_VERSION; then every file of an older version stays readable (store/tables.py fills nulls in).
+"""
 
 from __future__ import annotations
 
 import pyarrow as pa
 
 SCHEMA_VERSION = 1
+TABLE_KEY = b"evo_hpc.table"
+VERSION_KEY = b"evo_hpc.schema_version"
 
 
 def _schema(table: str, fields: list[tuple[str, pa.DataType, bool]]) -> pa.Schema:
     return pa.schema(
         [pa.field(name, kind, nullable=nullable) for name, kind, nullable in fields],
-        metadata={b"evo_hpc.table": table.encode(), b"evo_hpc.schema_version": str(SCHEMA_VERSION).encode()},
+        metadata={TABLE_KEY: table.encode(), VERSION_KEY: str(SCHEMA_VERSION).encode()},
     )
 
 

@@ -7,13 +7,31 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from evo_hpc.paths import step_of
 from evo_hpc.store.atomic import read_json, temp_path
-from evo_hpc.training.checkpoint import EXTRA
+from evo_hpc.training.checkpoint import EXTRA, remove_partial
 
 
 def read_extra(folder: Path) -> dict[str, Any]:
     """The caller's own state of a checkpoint, without loading the rest."""
     return read_json(folder / EXTRA)
+
+
+def checkpoints(parent: Path) -> list[Path]:
+    """Checkpoint folders below `parent`, whole or not; nothing else that lies there."""
+    return [path for path in parent.iterdir() if step_of(path) is not None] if parent.is_dir() else []
+
+
+def prune(parents: list[Path], keep: int) -> None:
+    """Keep the `keep` newest checkpoints of a run over all its incarnations, and no leftovers of interrupted saves.
+
+    Called by the one holder of the claim right after a save that it knows to be whole.
+    """
+    found = sorted((path for parent in parents for path in checkpoints(parent)), key=lambda path: (step_of(path) or 0, path.stat().st_mtime))
+    for old in found[:-keep]:
+        remove(old)
+    for parent in parents:
+        remove_partial(parent)
 
 
 def remove(folder: Path) -> None:

@@ -16,7 +16,7 @@ from evo_hpc.config.recipe import Recipe
 from evo_hpc.config.yaml_io import dump_tree
 from evo_hpc.domains.base import read_tasks
 from evo_hpc.jobs.context import RoleContext, Stopped
-from evo_hpc.paths import OwnerPaths, step_of
+from evo_hpc.paths import IncarnationPaths, OwnerPaths, step_of
 from evo_hpc.rollout.exchange import policy_meta
 from evo_hpc.store.atomic import write_bytes
 from evo_hpc.store.manifest import complete
@@ -38,7 +38,8 @@ class TrainParams(Config):
     """What a training job's spec holds."""
 
     recipe: dict[str, Any]
-    recipe_hash: str
+    run: str
+    """Identity of the run (lineage/identity.py): only checkpoints of this very run are resumed from."""
     init: str = Field(min_length=1)
     """Policy folder that training starts from, relative to the campaign."""
 
@@ -74,7 +75,7 @@ class TrainingRun:
         self.context = context
         params = TrainParams.model_validate(context.spec.params)
         self.recipe = Recipe.model_validate(params.recipe)
-        self.recipe_hash = params.recipe_hash
+        self.run_identity = params.run
         self.init = context.resolve(params.init)
         context.progress(stage="loading", step=0, steps=self.recipe.steps)
         parallel.set_num_threads(context.cluster.trainer.threads)
@@ -163,11 +164,9 @@ class TrainingRun:
             return folder
         self.recorder.flush()
         self.context.check_claim()
-        extra = {"step": self.step, "recipe_hash": self.recipe_hash, "parts": self.recorder.parts}
+        extra = {"step": self.step, "run": self.run_identity, "parts": self.recorder.parts}
         checkpoint.save(folder, self.policy, self.optimizer, extra)
-        for old in sorted(self.context.incarnation.checkpoints.iterdir())[: -self.recipe.checkpoint.keep]:
-            if step_of(old) is not None:
-                retention.remove(old)
+        retention.prune(self._checkpoint_folders(), self.recipe.checkpoint.keep)
         return folder
 
     def finish(self) -> dict[str, Any]:
@@ -178,29 +177,42 @@ class TrainingRun:
         if not policy.exists():
             self.policy.save_hf(policy, tokenizer_from=self.init)
             complete(policy, policy_meta(self.step, probe_of(self.policy, self.probe_ids)))
-        inc = self.context.incarnation
         return {
-            "step": self.step, "recipe_hash": self.recipe_hash, "parts": self.recorder.parts,
+            "step": self.step, "run": self.run_identity, "parts": self.recorder.parts,
             "checkpoint": self.context.relative(folder), "policy": self.context.relative(policy),
-            "effective": {role: self.context.relative(inc.effective(role)) for role in ("trainer", "rollout")},
+            "effective": self._effective(),
         }
+
+    def _effective(self) -> dict[str, str]:
+        """What each role read back from inside, of the newest incarnation that got so far: a resumed run that finds nothing
+        left to do ends before its engine is up."""
+        found: dict[str, str] = {}
+        for incarnation in self._incarnations():
+            for role in ("trainer", "rollout"):
+                if incarnation.effective(role).exists():
+                    found[role] = self.context.relative(incarnation.effective(role))
+        return found
+
+    def _incarnations(self) -> list[IncarnationPaths]:
+        """Every start of every attempt at this run, oldest first."""
+        jobs = [job for job in OwnerPaths(self.context.job.owner).jobs() if job.kind == "train"]
+        return [incarnation for job in jobs for incarnation in job.incarnations()]
+
+    def _checkpoint_folders(self) -> list[Path]:
+        return [incarnation.checkpoints for incarnation in self._incarnations()]
 
     def _resume(self) -> tuple[int, list[dict[str, Any]]]:
         """Load the newest complete checkpoint that any incarnation of any attempt left; (0, []) when there is none."""
-        found: list[tuple[int, Path]] = []
-        for job in OwnerPaths(self.context.job.owner).jobs():
-            if job.kind != "train":
+        found = [path for parent in self._checkpoint_folders() for path in retention.checkpoints(parent)]
+        for folder in sorted(found, key=lambda path: step_of(path) or 0, reverse=True):
+            try:
+                checkpoint.verify(folder)
+            except checkpoint.CheckpointError as error:
+                print(f"checkpoint {folder} is not usable and is passed over: {error}", flush=True)
                 continue
-            for incarnation in job.incarnations():
-                newest, skipped = checkpoint.newest_complete(incarnation.checkpoints)
-                for path, why in skipped:
-                    print(f"checkpoint {path} is not usable and is passed over: {why}", flush=True)
-                if newest is not None:
-                    found.append((step_of(newest) or 0, newest))
-        for _, folder in sorted(found, reverse=True):
             extra = retention.read_extra(folder)
-            if extra["recipe_hash"] != self.recipe_hash:
-                print(f"checkpoint {folder} belongs to another recipe and is passed over", flush=True)
+            if extra["run"] != self.run_identity:
+                print(f"checkpoint {folder} belongs to another run (recipe, init, seed or tasks differ) and is passed over", flush=True)
                 continue
             checkpoint.load(folder, self.policy, self.optimizer)
             print(f"resumed at step {extra['step']} from {folder}", flush=True)

@@ -54,7 +54,7 @@ def finish(paths: CampaignPaths, **environment: str) -> str:
 
 def outcome(paths: CampaignPaths) -> dict[str, Any]:
     """What a campaign has decided and measured, without times, processes and counters."""
-    comparison = read_json(paths.version("v0001").comparison("v0000", "dev"))
+    comparison = read_json(paths.version("v0001").comparisons()[-1])
     return {
         "interval": comparison["interval"], "alpha": comparison["look"]["alpha"],
         "policy": read_complete(paths.version("v0001").policy(STEPS), hashes=True)["files"],
@@ -62,10 +62,9 @@ def outcome(paths: CampaignPaths) -> dict[str, Any]:
     }
 
 
-def check_sound(paths: CampaignPaths) -> None:
+def check_sound(paths: CampaignPaths, looks: int = 1) -> None:
     """What must hold at the end of any history: everything once, nothing torn, nothing left running."""
-    looks = paths.looks.read_text().splitlines()
-    assert len(looks) == 1, "one comparison, one look"
+    assert len(paths.looks()) == len(paths.version("v0001").comparisons()) == looks, "one comparison, one look"
     version = paths.version("v0001")
     read_complete(version.train, hashes=True)
     steps = pq.ParquetDataset(sorted(version.metrics.glob("*.parquet"))).read().column("step").to_pylist()

@@ -1,6 +1,6 @@
 """Stand-ins for the roles of jobs: the same contract, records and folders as the real ones, without torch or vLLM.
 
-They let hundreds of crash points be tried. That they keep the real roles' contract is checked in test_contract.py
+They let hundreds of crash points be tried. That they keep the real roles' contract is checked in tests/e2e
 against what the real ones left behind.
 """
 
@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import time
 from typing import Any
 
-from evo_hpc.domains.base import read_tasks
-from evo_hpc.evaluation.epoch import epoch_of
+from evo_hpc.domains.base import read_tasks, task_set_hash
+from evo_hpc.evaluation.epoch import epoch_components, epoch_of
 from evo_hpc.evaluation.job import PART, EvaluateParams, EvaluationSpec, _carry_over
 from evo_hpc.evaluation.scores import summarise
 from evo_hpc.jobs.context import RoleContext
+from evo_hpc.lineage.identity import policy_identity
 from evo_hpc.seeds import derive_seed
 from evo_hpc.store.atomic import write_bytes
 from evo_hpc.store.manifest import complete
@@ -47,7 +49,7 @@ def policy_folder(context: RoleContext, step: int) -> str:
     folder.mkdir(parents=True)
     for name in ("config.json", "tokenizer.json"):
         (folder / name).write_text("{}")
-    (folder / "model.safetensors").write_text(f"weights of step {step}")
+    (folder / "model.safetensors").write_text(f"weights of step {step} of run {context.spec.params.get('run')}")
     complete(folder, {"weight_version": step})
     return context.relative(folder)
 
@@ -65,7 +67,6 @@ def train(context: RoleContext) -> dict[str, Any]:
     steps, every = context.spec.params["recipe"]["steps"], context.spec.params["recipe"]["checkpoint"]["every"]
     task = read_tasks(context.campaign_paths.tasks("train"))[0]
     write_bytes(context.incarnation.effective("trainer"), b"threads: 1\n")
-    write_bytes(context.incarnation.effective("rollout"), b"threads: 1\n")
     done, parts = _resume(context)
     recorder = Recorder(context, parts, 1000)
     for step in range(done + 1, steps + 1):
@@ -79,11 +80,9 @@ def train(context: RoleContext) -> dict[str, Any]:
         if step % every == 0 and step < steps:
             _save(context, recorder, step)
     folder = _save(context, recorder, steps)
-    inc = context.incarnation
     return {
-        "step": steps, "recipe_hash": context.spec.params["recipe_hash"], "parts": recorder.parts, "checkpoint": context.relative(folder),
-        "policy": policy_folder(context, steps),
-        "effective": {role: context.relative(inc.effective(role)) for role in ("trainer", "rollout")},
+        "step": steps, "run": context.spec.params["run"], "parts": recorder.parts, "checkpoint": context.relative(folder),
+        "policy": policy_folder(context, steps), "effective": _effective(context),
     }
 
 
@@ -96,7 +95,7 @@ def _save(context: RoleContext, recorder: Recorder, step: int) -> Any:
         context.check_claim()
         temp = folder.with_name(f".partial-{folder.name}-{os.getpid()}")
         temp.mkdir(parents=True)
-        (temp / "extra.json").write_text(json.dumps({"step": step, "parts": recorder.parts}))
+        (temp / "extra.json").write_text(json.dumps({"step": step, "run": context.spec.params["run"], "parts": recorder.parts}))
         complete(temp, {"kind": "checkpoint"})
         temp.rename(folder)
     return folder
@@ -107,15 +106,27 @@ def _resume(context: RoleContext) -> tuple[int, list[dict[str, Any]]]:
     from evo_hpc.store.atomic import read_json
 
     found = [
-        (read_json(extra)["step"], read_json(extra)["parts"])
-        for job in OwnerPaths(context.job.owner).jobs() if job.kind == "train"
+        read_json(extra) for job in OwnerPaths(context.job.owner).jobs() if job.kind == "train"
         for inc in job.incarnations() for extra in inc.checkpoints.glob("step-*/extra.json")
     ]
-    return max(found, key=lambda pair: pair[0], default=(0, []))
+    mine = [(extra["step"], extra["parts"]) for extra in found if extra["run"] == context.spec.params["run"]]
+    return max(mine, key=lambda pair: pair[0], default=(0, []))
+
+
+def _effective(context: RoleContext) -> dict[str, str]:
+    from evo_hpc.paths import OwnerPaths
+
+    incarnations = [inc for job in OwnerPaths(context.job.owner).jobs() if job.kind == "train" for inc in job.incarnations()]
+    return {
+        role: context.relative(inc.effective(role)) for inc in incarnations for role in ("trainer", "rollout") if inc.effective(role).exists()
+    }
 
 
 def rollout(context: RoleContext) -> dict[str, Any]:
-    """Serves nothing; ends when it is told to."""
+    """Serves nothing; ends when it is told to. Like a real engine it needs a while before it can say what it is."""
+    time.sleep(3 * STEP_SECONDS)
+    context.raise_if_stopped()
+    write_bytes(context.incarnation.effective("rollout"), b"threads: 1\n")
     while True:
         context.raise_if_stopped()
         time.sleep(0.02)
@@ -138,7 +149,10 @@ def evaluate(context: RoleContext) -> dict[str, Any]:
 def _evaluate(context: RoleContext, spec: EvaluationSpec) -> None:
     k, chance = context.campaign.evaluation.samples_per_task, 30 if spec.version == "v0000" else 70
     tasks = read_tasks(context.campaign_paths.tasks(spec.suite))
-    components = {"suite": spec.suite, "samples_per_task": str(k)}
+    components = epoch_components(
+        suite=spec.suite, task_set=task_set_hash(tasks), evaluation=context.campaign.evaluation, campaign_seed=context.campaign.seed,
+        verifier={}, template="", tokenizer="", stop_token_ids=(), engine={"engine": "none"}, score="correct",
+    )
     rows = [
         row(context, spec.version, spec.suite, task, s, float(derive_seed(spec.version, task.task_id, s) % 100 < chance),
             evaluator_epoch=epoch_of(components))
@@ -149,9 +163,16 @@ def _evaluate(context: RoleContext, spec: EvaluationSpec) -> None:
     context.check_claim()
     write_table(folder / PART, rows, ROLLOUT)
     complete(folder, {
-        "version": spec.version, "suite": spec.suite, "policy": spec.policy, "policy_step": spec.policy_step, "policy_sha256": "0",
+        "version": spec.version, "suite": spec.suite, "policy": spec.policy, "policy_step": spec.policy_step, "device": "cpu",
+        "policy_identity": policy_identity(context.resolve(spec.policy)),
         "epoch": epoch_of(components), "epoch_components": components, **summarise(rows, [t.task_id for t in tasks], k),
     })
+
+
+def _until_stopped(context: RoleContext) -> None:
+    context.progress(stage="waiting")
+    while not context.stop_requested:
+        time.sleep(0.02)
 
 
 def broken(context: RoleContext) -> dict[str, Any]:
@@ -169,4 +190,25 @@ def broken(context: RoleContext) -> dict[str, Any]:
             os.abort()
         case "hang":
             time.sleep(3600)
+        case "silent":  # alive, and awake for two seconds, without progress
+            context.progress(stage="silent")
+            for _ in range(20):
+                time.sleep(0.1)
+        case "obedient":
+            _until_stopped(context)
+            context.raise_if_stopped()
+        case "error on stop":
+            _until_stopped(context)
+            raise RuntimeError("could not save")
+        case "starting":  # no handler yet
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            _until_stopped(context)
+        case "deaf":
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            _until_stopped(context)
+        case "error in cleaning up":
+            try:
+                raise ValueError("what really happened")
+            finally:
+                raise RuntimeError("the cleaning up failed, too")
     return {}

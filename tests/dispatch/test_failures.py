@@ -96,6 +96,23 @@ def test_a_stopped_controller_saves_and_the_next_goes_on(tmp_path: Path, how: si
     assert metrics[0] == f"part-000001-{saved:06d}.parquet" and metrics[-1].endswith(f"{STEPS:06d}.parquet")
 
 
+def test_ctrl_c_while_a_role_is_being_started_is_no_failure(tmp_path: Path) -> None:
+    paths = make_campaign(tmp_path / "campaign", max_starts=1, max_attempts=1)
+    process = controller(paths)
+    inc = paths.base.job("supervise", 0).incarnation(0)
+    deadline = time.time() + 60
+    while not inc.log("trainer").exists():
+        assert time.time() < deadline and process.poll() is None
+        time.sleep(0.005)
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=30)
+    assert process.returncode == 130, output
+    assert read_json(inc.result)["outcome"] == "stopped"
+    finish(paths)
+    check_sound(paths)
+    assert [read_json(j.record)["state"] for j in paths.base.jobs()] == ["done"], "a stop is no attempt"
+
+
 def test_two_controllers_at_once(tmp_path: Path) -> None:
     paths = make_campaign(tmp_path / "campaign", environment={"FAKE_STEP_SECONDS": "0.2"})
     first = controller(paths)

@@ -36,13 +36,13 @@ def demo(tmp_path_factory: pytest.TempPathFactory, repository: Path) -> tuple[Ca
 
 def test_v0001_beats_v0000_and_says_how_sure_it_is(demo: tuple[CampaignPaths, str]) -> None:
     paths, printed = demo
-    comparison = read_json(paths.version("v0001").comparison("v0000", "dev"))
+    comparison = read_json(paths.version("v0001").comparisons()[0])
     interval = comparison["interval"]
     assert interval["n_tasks"] == 160 and interval["k"] == 8 and interval["missing_a"] == interval["missing_b"] == 0
     assert interval["ci_low"] > 0 and interval["excludes_zero"] and comparison["interval_t"]["ci_low"] > 0
     assert interval["difference"] == pytest.approx(interval["mean_b"] - interval["mean_a"])
     assert f"{100 * interval['difference']:+.1f} points" in printed and str(paths.root) in printed
-    assert len(paths.looks.read_text().splitlines()) == 1
+    assert len(paths.looks()) == 1
 
 
 def test_the_base_policy_is_middling(demo: tuple[CampaignPaths, str]) -> None:
@@ -122,6 +122,7 @@ def readme_commands(repository: Path) -> list[str]:
 def test_every_command_of_the_readme(demo: tuple[CampaignPaths, str], repository: Path, tmp_path: Path) -> None:
     """In a folder laid out like the checkout; the reading ones also with --json. `make demo` ran above, `make test` runs this."""
     (tmp_path / "workspace").symlink_to(demo[0].root.parent.parent)
+    (tmp_path / "campaigns").symlink_to(repository / "campaigns")
     (tmp_path / ".venv").symlink_to(repository / ".venv")
     commands = readme_commands(repository)
     assert len(commands) >= 5

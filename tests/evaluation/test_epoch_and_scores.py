@@ -19,11 +19,13 @@ from tests.store.test_tables import rollout
 INPUTS: dict[str, Any] = {
     "suite": "dev", "task_set": "t", "evaluation": Evaluation(), "verifier": {"version": "1"}, "template": "x", "tokenizer": "y",
     "engine": {"engine": "vllm", "engine_version": "0.32", "dtype": "float32", "max_model_len": "80"}, "score": "correct",
+    "campaign_seed": 7, "stop_token_ids": (1,),
 }
 
 
 @pytest.mark.parametrize("change", [
-    {"suite": "probe"}, {"task_set": "u"}, {"verifier": {"version": "2"}}, {"template": "z"}, {"tokenizer": "z"}, {"score": "format"},
+    {"suite": "probe"}, {"task_set": "u"}, {"verifier": {"version": "2"}}, {"template": "z"}, {"tokenizer": "z"}, {"score": "format"}, {"campaign_seed": 8},
+    {"stop_token_ids": (1, 2)},
     {"engine": {**INPUTS["engine"], "engine_version": "0.33"}}, {"engine": {**INPUTS["engine"], "dtype": "bfloat16"}},
     *({"evaluation": Evaluation(**{name: value})} for name, value in
       {"samples_per_task": 4, "temperature": 0.7, "top_p": 0.9, "max_response_tokens": 32, "seed": 1}.items()),
@@ -52,7 +54,7 @@ def version(tmp_path: Path) -> VersionPaths:
     folder = paths.evaluation("dev")
     rows = [rollout(task_id="b", sample=1, components=[("correct", 0.0)]), rollout(task_id="b", sample=0), rollout(task_id="a", sample=0)]
     write_table(folder / "part-00000.parquet", rows, ROLLOUT)
-    complete(folder, {"version": "v0001", "suite": "dev", "policy_step": 1, "epoch": "e", "epoch_components": {}, **summarise(rows, ["a", "b"], 2)})
+    complete(folder, {"version": "v0001", "suite": "dev", "policy_step": 1, "epoch": "e", "epoch_components": {}, "policy_identity": "p", **summarise(rows, ["a", "b"], 2)})
     return paths
 
 
@@ -61,6 +63,23 @@ def test_scores_by_task_in_sample_order(version: VersionPaths) -> None:
     record = read_evaluation(version, "dev")
     assert record is not None and record.missing == 1 and record.avg_at_k == 0.5
     assert read_evaluation(version, "probe") is None
+
+
+def test_an_evaluation_of_another_version_is_not_taken(version: VersionPaths) -> None:
+    version.root.rename(version.root.with_name("v0002"))
+    with pytest.raises(BadEvaluation, match="belongs to v0001, not to v0002; a copied version starts without eval/"):
+        read_evaluation(VersionPaths(version.root.with_name("v0002")), "dev")
+
+
+def test_the_identity_of_an_evaluation_is_that_of_its_rows(version: VersionPaths) -> None:
+    first = read_evaluation(version, "dev")
+    folder = version.evaluation("dev")
+    (folder / COMPLETE).unlink()
+    write_table(folder / "part-00000.parquet", [rollout(task_id="a")], ROLLOUT)
+    complete(folder, {"version": "v0001", "suite": "dev", "policy_step": 1, "epoch": "e", "epoch_components": {}, "policy_identity": "p",
+                      **summarise([rollout(task_id="a")], ["a", "b"], 2)})
+    second = read_evaluation(version, "dev")
+    assert first is not None and second is not None and first.id != second.id
 
 
 def test_a_damaged_evaluation_says_what_to_do(version: VersionPaths) -> None:

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evo_hpc.config.recipe import Recipe
-from evo_hpc.lineage.factors import FACTOR_OF_FIELD, changes, factors, recipe_diff, recipe_hash
+from evo_hpc.lineage.factors import FACTOR_OF_FIELD, changes, factors, recipe_diff
+from evo_hpc.lineage.identity import run_identity
 from evo_hpc.lineage.tree import BadLineage, create_version, load_node, load_tree_nodes, node_changes
 from evo_hpc.lineage.version import Version
 from evo_hpc.paths import CampaignPaths
@@ -43,7 +44,8 @@ def test_the_factor_is_computed_from_the_difference(child: Recipe, expected: lis
     found = changes(BASE, child)
     assert factors(found) == expected
     assert (recipe_diff(BASE, child, ("a", "b")) == "") == (not found)
-    assert (recipe_hash(BASE) == recipe_hash(child)) == (not found)
+    identities = {run_identity(r, {}, init="i", seed=0, task_set="t") for r in (BASE, child)}
+    assert (len(identities) == 1) == (set(factors(found)) <= {"system"}), "saving and packing do not make another run"
 
 
 def test_every_field_has_a_factor() -> None:
@@ -53,7 +55,10 @@ def test_every_field_has_a_factor() -> None:
 def test_hooks_count_with_their_own_factor() -> None:
     found = changes(BASE, BASE, {"reward.py": "a"}, {"reward.py": "b", "filter.py": "c"})
     assert factors(found) == ["data_filter", "reward"]
-    assert recipe_hash(BASE, {"reward.py": "a"}) != recipe_hash(BASE)
+    runs = [run_identity(BASE, hooks, init=init, seed=seed, task_set=tasks) for hooks, init, seed, tasks in (
+        ({}, "i", 0, "t"), ({"reward.py": "a"}, "i", 0, "t"), ({}, "j", 0, "t"), ({}, "i", 1, "t"), ({}, "i", 0, "u"),
+    )]
+    assert len(set(runs)) == len(runs)
 
 
 @given(st.sampled_from(["optimizer", "rollout"]), st.floats(min_value=1e-6, max_value=1.0, exclude_min=True))
@@ -111,9 +116,32 @@ def test_cycles_are_named(campaign: CampaignPaths) -> None:
     ("id: seven\n", r"version\.yaml:1: `id`"),
     ("id: v0001\ninit: v0000\n", r"version\.yaml:2: `init`: must be `base` or `vNNNN@STEP`"),
     ("id: v0001\ninit: v0009@3\n", "init v0009@3 names a version that does not exist"),
+    ("id: v0001\nparents: [v0000]\ninit: v0000@7\n", "v0000 keeps the policy of its last step only; write v0000@0"),
+    ("id: v0001\nparents: [v0000]\ninit: v0001@100\n", "v0001 -> v0001 is a cycle"),
 ])
 def test_bad_version_files_are_placed(campaign: CampaignPaths, text: str, message: str) -> None:
     import re
 
     campaign.version("v0001").version_yaml.write_text(text)
     assert re.search(message, "\n".join(load_tree_nodes(campaign)[1]))
+
+
+def test_init_defaults_to_the_parents_own_and_its_change_is_a_change(campaign: CampaignPaths) -> None:
+    nodes, _ = load_tree_nodes(campaign)
+    create_version(campaign, Version(id="v0002", parents=["v0001"], init="v0001@100"), BASE, nodes["v0001"])
+    create_version(campaign, Version(id="v0003", parents=["v0002"]), BASE, nodes["v0001"])
+    create_version(campaign, Version(id="v0004", parents=["v0000"], init="v0000@0"), BASE, nodes["v0000"])
+    nodes, problems = load_tree_nodes(campaign)
+    assert problems == []
+    assert {name: node.init for name, node in nodes.items()} == {
+        "v0000": "base", "v0001": "base", "v0002": "v0001@100", "v0003": "v0001@100", "v0004": "base",
+    }
+    assert [(c.field, c.before, c.after) for c in node_changes(nodes["v0001"], nodes["v0002"])] == [("init", "base", "v0001@100")]
+    assert node_changes(nodes["v0002"], nodes["v0003"]) == []
+
+
+def test_versions_are_in_order_of_number(tmp_path: Path) -> None:
+    paths = CampaignPaths(tmp_path)
+    for name in ("v10000", "v9999", "v0002"):
+        create_version(paths, Version(id=name), BASE, None)
+    assert [v.id for v in paths.versions()] == ["v0002", "v9999", "v10000"]

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Timer
 
 import numpy as np
 import pytest
@@ -10,7 +13,10 @@ import pytest
 from evo_hpc.config.recipe import Reward
 from evo_hpc.domains.base import Task, get_domain
 from evo_hpc.domains.tokenizer import ChatTokenizer
-from evo_hpc.paths import ExchangePaths
+from evo_hpc.jobs.context import RoleContext, Stopped
+from evo_hpc.jobs.role import outcome_of
+from evo_hpc.jobs.spec import JobSpec
+from evo_hpc.paths import ExchangePaths, IncarnationPaths, JobPaths
 from evo_hpc.rollout.exchange import (
     GroupRequest,
     Probe,
@@ -25,9 +31,10 @@ from evo_hpc.rollout.exchange import (
 from evo_hpc.rollout.groups import ContextError, Group, Sampler, longest_context, positions
 from evo_hpc.rollout.records import Completion, Request, Sampling
 from evo_hpc.rollout.reward import RewardError, check_weights, total_reward
+from evo_hpc.rollout.worker import serve
 from evo_hpc.store.manifest import Torn, complete
 from evo_hpc.store.schemas import ROLLOUT
-from evo_hpc.store.tables import table_of
+from evo_hpc.store.tables import read_table, table_of
 
 TASK = Task("add-2-3", "train", ({"role": "user", "content": "2+3"},), "5", {"digits": 1, "carries": 0})
 
@@ -108,7 +115,81 @@ def test_a_request_is_claimed_by_one_worker(tmp_path: Path) -> None:
     request = StepRequest(step=3, weight_version=2, batches=[[GroupRequest(group_id="g", task_id="t", seeds=[1, 2])]])
     post_request(exchange, request)
     assert read_request(exchange, 3) == request
-    assert [claim_batch(exchange, 3, 0, worker) for worker in ("w0", "w1", "w0")] == [True, False, True]
+    assert [claim_batch(exchange, 3, 0, worker) for worker in ("w0", "w1", "w0")] == [True, False, False]
+
+
+def test_of_workers_with_the_same_name_one_wins(tmp_path: Path) -> None:
+    exchange = ExchangePaths(tmp_path)
+    with ThreadPoolExecutor(8) as pool:
+        won = list(pool.map(lambda _: claim_batch(exchange, 1, 0, "rollout"), range(8)))
+    assert won.count(True) == 1
+
+
+def serving(
+    folder: Path, tokenizer: ChatTokenizer, after: Callable[[RoleContext], None]
+) -> tuple[RoleContext, Sampler]:
+    """A worker with one request before it; `after` is what happens when the first of its rollouts is sampled."""
+    context = RoleContext(
+        "rollout", JobPaths(folder), IncarnationPaths(folder / "inc-0"), JobSpec.model_construct(campaign="c", owner="v0001"),
+        ExchangePaths(folder),
+    )
+    group = GroupRequest(group_id="g", task_id=TASK.task_id, seeds=[1, 2, 3])
+    post_request(context.exchange, StepRequest(step=7, weight_version=6, batches=[[group]]))
+
+    class Engine(Repeater):
+        weight_version = 6
+
+        def generate(self, requests, sampling, on_finish=None):  # type: ignore[no-untyped-def]
+            def finish(completion: Completion) -> None:
+                self.seeds.append(completion.request_id)
+                if len(self.seeds) == 1:
+                    after(context)
+                on_finish(completion)
+
+            done = [self._one(request) for request in requests]
+            for completion in done:
+                finish(completion)
+            return done
+
+    return context, Sampler(
+        Engine([tokenizer.eos_ids[0]], "stop"), tokenizer, get_domain("arithmetic"),  # type: ignore[arg-type]
+        Sampling(1.0, 1.0, 64, tokenizer.eos_ids), Reward(weights={"correct": 1.0}),
+    )
+
+
+def test_a_worker_stops_in_the_middle_of_a_batch(tmp_path: Path, tokenizer: ChatTokenizer) -> None:
+    def stop(context: RoleContext) -> None:
+        context.stop_requested = True
+
+    context, sampler = serving(tmp_path, tokenizer, stop)
+    with pytest.raises(Stopped):
+        serve(context, sampler, {TASK.task_id: TASK}, 7)
+    assert sampler.engine.seeds == ["g/0"], "the rest of the batch is not waited for"  # type: ignore[attr-defined]
+    assert not context.exchange.rollouts(7, 0).exists()
+
+
+def test_what_the_engine_raises_ends_the_worker_with_its_cause(tmp_path: Path, tokenizer: ChatTokenizer) -> None:
+    def fail(context: RoleContext) -> None:
+        try:
+            raise ValueError("what vLLM found")
+        except ValueError as error:
+            raise RuntimeError("engine core died") from error
+
+    context, sampler = serving(tmp_path, tokenizer, fail)
+    with pytest.raises(RuntimeError) as caught:
+        serve(context, sampler, {TASK.task_id: TASK}, 7)
+    told = outcome_of(caught.value, context.incarnation.log("rollout"))["error"]
+    assert told.startswith("RuntimeError: engine core died, caused by ValueError: what vLLM found (test_groups_and_exchange.py:")
+
+
+def test_a_worker_answers_and_then_waits_for_its_end(tmp_path: Path, tokenizer: ChatTokenizer) -> None:
+    context, sampler = serving(tmp_path, tokenizer, lambda context: None)
+    timer = Timer(1.0, lambda: setattr(context, "stop_requested", True))
+    timer.start()
+    with pytest.raises(Stopped):
+        serve(context, sampler, {TASK.task_id: TASK}, 7)
+    timer.join()
+    assert read_table(context.exchange.rollouts(7, 0), ROLLOUT).column("trainer_step").to_pylist() == [7, 7, 7]
 
 
 def test_a_policy_is_seen_as_a_whole_and_brings_its_probe(tmp_path: Path) -> None:
