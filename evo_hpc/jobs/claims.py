@@ -51,6 +51,8 @@ def claim(job: JobPaths, identity: Identity) -> IncarnationPaths:
 
 def check_claim(job: JobPaths, incarnation: IncarnationPaths) -> None:
     """Raise Superseded unless this incarnation still holds the attempt. Called before each commit."""
-    newest = job.claims()[-1][0]
-    if newest != incarnation.number:
-        raise Superseded(f"{incarnation.root}: incarnation {newest} has taken over; this one stops")
+    claims = job.claims()
+    if not claims:
+        raise Superseded(f"{job.root}: its claims are gone (the folder was removed by hand); this incarnation stops")
+    if claims[-1][0] != incarnation.number:
+        raise Superseded(f"{incarnation.root}: incarnation {claims[-1][0]} has taken over; this one stops")

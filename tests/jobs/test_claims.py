@@ -35,6 +35,15 @@ def test_a_newer_start_supersedes_and_the_older_stops(job: JobPaths) -> None:
     check_claim(job, second)
 
 
+def test_a_job_folder_removed_by_hand_ends_its_incarnation(job: JobPaths) -> None:
+    import shutil
+
+    first = claim(job, identity(1, 0))
+    shutil.rmtree(job.root)
+    with pytest.raises(Superseded, match="removed by hand"):
+        check_claim(job, first)
+
+
 @pytest.mark.parametrize("late", [(1, 1), (1, 0), (0, 9)])
 def test_an_older_or_equal_start_is_refused(job: JobPaths, late: tuple[int, int]) -> None:
     claim(job, identity(1, 1))
