@@ -44,7 +44,7 @@ def _print(as_json: bool, record: Any, view: Any) -> None:
         from rich.console import Console
 
         shown = view() if callable(view) else view
-        Console(highlight=False).print(shown, soft_wrap=isinstance(shown, str), markup=False)
+        Console(highlight=False, markup=False).print(shown, soft_wrap=isinstance(shown, str))
 
 
 @app.callback(invoke_without_command=True)
@@ -85,7 +85,7 @@ def _run(campaign: Path, take_over: bool, as_json: bool) -> None:
     from evo_hpc.report.views import status_record, status_view
 
     paths = _paths(campaign)
-    with LiveView(Console(highlight=False, stderr=as_json)) as view:
+    with LiveView(Console(highlight=False, markup=False, stderr=as_json)) as view:
         state = Controller(paths, view, take_over=take_over).run()
     record = status_record(state)
 

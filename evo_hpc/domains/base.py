@@ -25,6 +25,7 @@ from evo_hpc.domains.task import (
 from evo_hpc.errors import UserError
 
 __all__ = [
+    "SCORE",
     "SPLITS",
     "Domain",
     "DomainError",
@@ -40,6 +41,9 @@ __all__ = [
     "tasks_to_jsonl",
     "text_features",
 ]
+
+SCORE = "correct"
+"""The component that every domain's verifier gives and that a version is scored by: 1 for a right answer, else 0."""
 
 _DOMAINS = {"arithmetic": ("evo_hpc.domains.arithmetic.domain", "Arithmetic")}
 

@@ -11,11 +11,11 @@ from pydantic import Field
 from evo_hpc.config.base import Config
 from evo_hpc.config.recipe import Reward
 from evo_hpc.config.yaml_io import dump_tree
-from evo_hpc.domains.base import Task, get_domain, read_tasks, task_set_hash
+from evo_hpc.domains.base import SCORE, Task, get_domain, read_tasks, task_set_hash
 from evo_hpc.domains.tokenizer import ChatTokenizer
 from evo_hpc.errors import UserError
 from evo_hpc.evaluation.epoch import epoch_components, epoch_of
-from evo_hpc.evaluation.scores import SCORE, summarise
+from evo_hpc.evaluation.scores import summarise
 from evo_hpc.jobs.context import RoleContext
 from evo_hpc.lineage.identity import policy_identity
 from evo_hpc.paths import COMPLETE

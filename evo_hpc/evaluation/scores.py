@@ -7,15 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from evo_hpc.domains.base import SCORE
 from evo_hpc.errors import UserError
 from evo_hpc.lineage.identity import digest
 from evo_hpc.paths import COMPLETE, VersionPaths
 from evo_hpc.store.manifest import Torn, read_complete
 from evo_hpc.store.schemas import ROLLOUT
 from evo_hpc.store.tables import read_tables
-
-SCORE = "correct"
-"""The verifier component that a version is scored by."""
 
 
 class BadEvaluation(UserError):

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from evo_hpc.errors import Failure, UserError
 
-from evo_hpc.errors import Failure, UserError
-
 
 class TrainingError(Failure):
     """Base of the failures of a training step or its files."""

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from evo_hpc.config.recipe import DataFilter, Optimizer
+from evo_hpc.domains.base import SCORE
 from evo_hpc.training.grpo import group_advantages, zero_variance
 from evo_hpc.training.packing import Sample
 
@@ -75,9 +76,9 @@ def _metrics(groups: list[ScoredGroup]) -> dict[str, float]:
     rewards = np.concatenate([g.rewards for g in clean]) if clean else np.zeros(0)
     flat = [g for g in clean if zero_variance(g.rewards)]
     rows = [row for group in groups for row in group.rows]
-    scores = [dict(row["components"]).get("correct") for row in rows if not row["error_class"]]
+    scores = [dict(row["components"]).get(SCORE) for row in rows if not row["error_class"]]
     advantages = np.concatenate([g.advantages for g in groups if g.kept]) if any(g.kept for g in groups) else np.zeros(0)
-    solved = [bool(np.mean([dict(row["components"]).get("correct", 0.0) for row in g.rows]) >= 0.5) for g in flat]
+    solved = [bool(np.mean([dict(row["components"]).get(SCORE, 0.0) for row in g.rows]) >= 0.5) for g in flat]
     return {
         "reward_mean": float(rewards.mean()) if rewards.size else float("nan"),
         "reward_std": float(rewards.std()) if rewards.size else float("nan"),
