@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     name="evo-hpc", no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None,
-    help="Co-evolve LLM policies and the harness that diagnoses them. Exit codes: 0 fine, 1 failure, 2 something for you to mend.",
+    help="RL campaigns on language models: train, evaluate, compare. Exit codes: 0 fine, 1 failure, 2 yours to mend.",
 )
 
 CampaignArgument = Annotated[Path, typer.Argument(metavar="CAMPAIGN", help="Folder of the campaign.")]
@@ -27,7 +28,7 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object 
 def _paths(campaign: Path) -> CampaignPaths:
     from evo_hpc.paths import CampaignPaths
 
-    return CampaignPaths(campaign.absolute())
+    return CampaignPaths(Path(os.path.normpath(campaign.absolute())))
 
 
 def _state(campaign: Path) -> CampaignState:
@@ -44,7 +45,10 @@ def _print(as_json: bool, record: Any, view: Any) -> None:
         from rich.console import Console
 
         shown = view() if callable(view) else view
-        Console(highlight=False, markup=False).print(shown, soft_wrap=isinstance(shown, str))
+        console = Console(highlight=False, markup=False)
+        if not console.is_terminal:  # a file or a pipe has no edge to wrap at
+            console = Console(highlight=False, markup=False, width=max(160, console.width))
+        console.print(shown, soft_wrap=isinstance(shown, str))
 
 
 @app.callback(invoke_without_command=True)
@@ -61,7 +65,7 @@ def demo(
     workspace: Annotated[Path, typer.Option(help="Folder for the demo campaign; made if absent.")] = Path("workspace"),
     as_json: JsonOption = False,
 ) -> None:
-    """Run the demo campaign on this machine: a tiny policy, real training and sampling. Run again to go on or to see the result."""
+    """Run the demo campaign on this machine, or go on with it."""
     from evo_hpc.controller.skeleton import copy_campaign
 
     _run(copy_campaign("demo", workspace.absolute()), False, as_json)
@@ -73,7 +77,7 @@ def run(
     take_over: Annotated[bool, typer.Option("--take-over", help="Displace a controller on another host that you know is dead.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Run a campaign's controller in the foreground until the campaign is done. Stop it any time; run again to go on."""
+    """Run a campaign until it is done; again after a stop to go on."""
     _run(campaign, take_over, as_json)
 
 
@@ -100,7 +104,7 @@ def _run(campaign: Path, take_over: bool, as_json: bool) -> None:
 
 @app.command()
 def status(campaign: CampaignArgument, as_json: JsonOption = False) -> None:
-    """Versions, scores, running jobs, and whether a controller is at work."""
+    """Show versions, scores and running jobs."""
     from evo_hpc.report.views import status_record, status_view
 
     record = status_record(_state(campaign))
@@ -108,12 +112,13 @@ def status(campaign: CampaignArgument, as_json: JsonOption = False) -> None:
 
 
 @app.command()
-def show(campaign: CampaignArgument, version: Annotated[str, typer.Argument(metavar="VERSION")], as_json: JsonOption = False) -> None:
-    """One version: where it comes from, what it changed, what it scored, its jobs."""
+def show(campaign: CampaignArgument, version: Annotated[str, typer.Argument(metavar="VERSION", help="E.g. v0001.")], as_json: JsonOption = False) -> None:
+    """Show one version: origin, changes, scores, jobs."""
     from evo_hpc.report.views import version_record, version_view
 
     state = _state(campaign)
     found = _version(state, version)
+    version = found.id
     record = version_record(state, found)
     parents = found.node.version.parents
     record["changes"] = _changes(state, parents[0], version) if parents else []
@@ -123,11 +128,11 @@ def show(campaign: CampaignArgument, version: Annotated[str, typer.Argument(meta
 @app.command()
 def diff(
     campaign: CampaignArgument,
-    before: Annotated[str, typer.Argument(metavar="A")],
-    after: Annotated[str, typer.Argument(metavar="B")],
+    before: Annotated[str, typer.Argument(metavar="A", help="E.g. v0000.")],
+    after: Annotated[str, typer.Argument(metavar="B", help="E.g. v0001.")],
     as_json: JsonOption = False,
 ) -> None:
-    """What version B changes against version A, and which factors that touches."""
+    """Show what version B changes against version A."""
     from evo_hpc.report.views import changes_view
 
     state = _state(campaign)
@@ -138,7 +143,7 @@ def diff(
 
 @app.command()
 def validate(campaign: CampaignArgument, as_json: JsonOption = False) -> None:
-    """Check every file of a campaign, with hashes; each problem with its file and line. Exit code 2 when there is one."""
+    """Check a campaign's settings, tree and published folders."""
     from evo_hpc.controller.validate import find_problems
 
     problems = find_problems(_paths(campaign))
@@ -149,6 +154,7 @@ def validate(campaign: CampaignArgument, as_json: JsonOption = False) -> None:
 
 
 def _version(state: CampaignState, version: str) -> Any:
+    version = version.rstrip("/").rpartition("/")[2]  # what a shell completes
     if version not in state.versions:
         raise UserError(f"{version}: no such version in {state.paths.root}; there are: {', '.join(state.versions) or 'none yet'}")
     return state.versions[version]
@@ -167,11 +173,22 @@ def main() -> None:
     try:
         app()
     except EvoError as error:
-        print(f"evo-hpc: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
+        _fail(str(error), error.exit_code)
     except BrokenPipeError:  # `evo-hpc status | head`
         sys.stderr.close()
         sys.exit(0)
+    except PermissionError as error:
+        _fail(f"{error.filename}: {error.strerror}. Check the owner and mode of it and of the folders above", 2)
+    except OSError as error:
+        _fail(f"{error.filename or 'output'}: {error.strerror}", 1)
+
+
+def _fail(message: str, exit_code: int) -> NoReturn:
+    """One message on stderr, and for scripts that asked for it one JSON object on stdout."""
+    print(f"evo-hpc: {message}", file=sys.stderr)
+    if "--json" in sys.argv:
+        print(json.dumps({"error": message, "exit_code": exit_code}))
+    sys.exit(exit_code)
 
 
 if __name__ == "__main__":

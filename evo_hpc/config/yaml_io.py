@@ -34,9 +34,11 @@ def load_tree(path: Path) -> CommentedMap:
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise ConfigError(f"{path}: missing") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read ({error})") from error
+        raise ConfigError(f"{path}: missing; write it, or copy one from campaigns/demo or another version") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: cannot be read: not a text file in UTF-8") from error
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({error.strerror})") from error
     try:
         tree = _yaml().load(text)
     except MarkedYAMLError as error:
@@ -47,7 +49,7 @@ def load_tree(path: Path) -> CommentedMap:
     except YAMLError as error:
         raise ConfigError(f"{path}: not valid YAML ({error})") from error
     if not isinstance(tree, CommentedMap):
-        raise ConfigError(f"{path}:1: expected keys and values, found {type(tree).__name__ if tree is not None else 'an empty file'}")
+        raise ConfigError(f"{path}:1: expected keys and values, found {'an empty file' if tree is None else 'a list' if isinstance(tree, list) else 'a single value'}")
     return tree
 
 

@@ -58,8 +58,8 @@ def compare(paths: CampaignPaths, campaign: Campaign, parent: VersionState, chil
         interval=interval(REPORTED_ALPHA), at_look_alpha=interval(look.alpha), interval_t=interval(REPORTED_ALPHA, "t"),
     )
     lease.check()
-    write_json_once(child.node.paths.comparison(parent.id, SUITE, look.number), comparison.record())
-    return comparison
+    write_json_once(child.node.paths.comparison(parent.id, SUITE, look.number), comparison.signed().record())
+    return comparison.signed()
 
 
 def require_same_epoch(a: EvaluationRecord, b: EvaluationRecord) -> None:

@@ -16,7 +16,7 @@ from evo_hpc.evaluation.scores import BadEvaluation, EvaluationRecord, read_eval
 from evo_hpc.jobs.spec import JobKind
 from evo_hpc.lineage.comparison import Comparison, read_comparison
 from evo_hpc.lineage.identity import policy_identity, run_identity
-from evo_hpc.lineage.looks import Look, read_looks
+from evo_hpc.lineage.looks import Look, check_alpha, read_looks
 from evo_hpc.lineage.tree import BadLineage, Node, load_tree_nodes, read_hooks
 from evo_hpc.paths import COMPLETE, CampaignPaths, OwnerPaths
 from evo_hpc.rollout.reward import check_weights
@@ -86,10 +86,12 @@ class CampaignState:
 
 def load_settings(paths: CampaignPaths) -> Settings:
     """campaign.yaml, recipe.yaml and cluster.yaml, checked one by one and together. Raises UserError."""
+    if paths.root.is_file():
+        raise UserError(f"{paths.root}: is a file; give the folder that holds campaign.yaml")
     if not paths.root.is_dir():
         raise UserError(f"{paths.root}: no such campaign folder. `evo-hpc demo` makes one, or copy campaigns/demo and edit it")
     if not paths.campaign_yaml.exists():
-        raise UserError(f"{paths.root}: not a campaign folder (no {paths.campaign_yaml.name})")
+        raise UserError(f"{paths.root}: not a campaign folder (no {paths.campaign_yaml.name}); give one that has it, e.g. workspace/campaigns/demo")
     campaign = load_model(paths.campaign_yaml, Campaign)
     recipe = load_model(paths.recipe_yaml, Recipe)
     cluster = load_model(paths.cluster_yaml, Cluster) if paths.cluster_yaml.exists() else Cluster()
@@ -123,6 +125,7 @@ def read_state(paths: CampaignPaths, *, hashes: bool = False) -> CampaignState:
     if tasks is not None and hashes:
         check_task_files(paths, tasks)
     base_policy, looks = base_policy_of(paths, settings), read_looks(paths)
+    check_alpha(paths, looks, settings.campaign.gate.alpha)
     versions = {
         node.id: _version_state(paths, settings, node, nodes, base_policy, tasks, looks) for node in nodes.values()
     }
@@ -208,9 +211,9 @@ def _check_training(node: Node, run: str | None) -> None:
         raise BadLineage(f"{node.paths.train}: belongs to {meta.get('version')}, not to {node.id}; a copied version starts without train/: "
                          "remove it here")
     if run is not None and meta.get("run") != run:
-        raise BadLineage(f"{node.paths.train}: was trained with another recipe, init, seed or training tasks than {node.paths.recipe_yaml} and "
-                         f"{node.paths.version_yaml} say now (the recipe was edited after training?). Restore them, or copy the version under "
-                         "a new id, without train/, eval/, comparisons/ and jobs/")
+        raise BadLineage(f"{node.paths.train}: was trained with another recipe, init, seed or training tasks than the files say now: {node.paths.recipe_yaml}, "
+                         f"{node.paths.version_yaml} (init), or seed and base_model in campaign.yaml was edited after training. Restore it; "
+                         f"{node.paths.effective_yaml} has the recipe that was trained. To try another, add a version under a new id")
 
 
 def _init(paths: CampaignPaths, node: Node, nodes: dict[str, Node], base_policy: str | None) -> str | None:

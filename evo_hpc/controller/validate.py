@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from evo_hpc.config.campaign import Campaign
+from evo_hpc.config.cluster import Cluster
+from evo_hpc.config.recipe import Recipe
+from evo_hpc.config.yaml_io import load_model
 from evo_hpc.controller.state import base_policy_of, load_settings, read_state
 from evo_hpc.controller.tasks import check_task_files, read_manifest
 from evo_hpc.dispatch.local import observe
@@ -22,14 +26,28 @@ from evo_hpc.store.manifest import read_complete
 def find_problems(paths: CampaignPaths) -> list[str]:
     """One message a problem, in the order of the folders; empty when the campaign is sound."""
     problems: list[str] = []
+    seen: set[str] = set()
 
     def check(what: Callable[[], object]) -> object:
         try:
             return what()
+        except OSError as error:
+            _add(f"{error.filename}: {error.strerror}. Check the owner and mode of it and of the folders above")
         except EvoError as error:
-            problems.extend(line for line in str(error).splitlines() if line not in problems)
-            return None
+            for line in str(error).splitlines():
+                _add(line)
+        return None
 
+    def _add(line: str) -> None:
+        where = line.split(": ")[0]  # one message a place: a later check of the same file says the same with other words
+        if where not in seen:
+            seen.add(where)
+            problems.append(line)
+
+    for path, model in ((paths.campaign_yaml, Campaign), (paths.recipe_yaml, Recipe), (paths.cluster_yaml, Cluster)):
+        if path.exists():
+            check(lambda path=path, model=model: load_model(path, model))
+    check(lambda: read_state(paths, hashes=True))
     settings = check(lambda: load_settings(paths))
     if settings is not None:
         tasks = check(lambda: read_manifest(paths, settings.campaign))
@@ -37,8 +55,8 @@ def find_problems(paths: CampaignPaths) -> list[str]:
             check(lambda: check_task_files(paths, tasks))
     looks = check(lambda: read_looks(paths))
     check(lambda: current_owner(paths))
-    _, found = load_tree_nodes(paths)
-    problems.extend(line for line in found if line not in problems)
+    for line in load_tree_nodes(paths)[1]:
+        _add(line)
     for version in paths.versions():
         for suite in ("dev", "probe"):
             check(lambda version=version, suite=suite: read_evaluation(version, suite))
@@ -52,7 +70,6 @@ def find_problems(paths: CampaignPaths) -> list[str]:
         check(lambda: base_policy_of(paths, settings))
     for folder in _published(paths):
         check(lambda folder=folder: read_complete(folder, hashes=True))
-    check(lambda: read_state(paths))
     return problems
 
 

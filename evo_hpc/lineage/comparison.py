@@ -8,6 +8,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from evo_hpc.errors import UserError
+from evo_hpc.lineage.identity import digest
 from evo_hpc.lineage.looks import BadLedger, Look
 from evo_hpc.store.atomic import read_json
 
@@ -59,6 +60,19 @@ class Comparison(BaseModel):
     """At the alpha that this look spends: what the gate decides by."""
     interval_t: Interval
     """At 95 % by the t method, as a check."""
+    digest: str = ""
+    """Of everything above: shows a number changed by hand."""
+
+    def signed(self) -> Comparison:
+        """With its digest."""
+        return self.model_copy(update={"digest": self._digest()})
+
+    def _digest(self) -> str:
+        return digest(self.model_dump(mode="json", exclude={"digest"}))
+
+    def intact(self) -> bool:
+        """Whether the numbers are those that were written."""
+        return self.digest == self._digest()
 
     def record(self) -> dict[str, Any]:
         """Plain values."""
@@ -73,6 +87,8 @@ def read_comparison(path: Path, looks: list[Look]) -> Comparison:
         problem = error.errors()[0]
         raise BadComparison(f"{path}: not a comparison ({'.'.join(map(str, problem['loc']))}: {problem['msg']}). Restore it, or remove it: "
                             "the look that it took stays spent and is taken again as the same look") from error
+    if not found.intact():
+        raise BadComparison(f"{path}: edited after it was written (its digest differs). Restore it, or remove it: the same look is taken again")
     if found.look not in looks:
         raise BadLedger(f"{path}: its look number {found.look.number} is not in the ledger; the ledger was shortened or edited by hand. "
                         "Restore it from a backup")

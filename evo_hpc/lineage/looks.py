@@ -56,6 +56,13 @@ def read_looks(paths: CampaignPaths) -> list[Look]:
     return looks
 
 
+def check_alpha(paths: CampaignPaths, looks: list[Look], alpha: float) -> None:
+    """Raise BadLedger when `alpha` is not what the first look declared."""
+    if looks and looks[0].total_alpha != alpha:
+        raise BadLedger(f"{paths.campaign_yaml}: gate.alpha is {alpha}, but {looks[0].total_alpha} was declared before the first look at dev "
+                        "and cannot change any more; restore it")
+
+
 def declare_look(
     paths: CampaignPaths, *, version: str, against: str, suite: str, epoch: str, evaluations: tuple[str, str], alpha: float, generation: int
 ) -> Look:
@@ -67,9 +74,7 @@ def declare_look(
     for look in looks:
         if (look.version, look.against, look.suite, look.evaluator_epoch, look.evaluations) == (version, against, suite, epoch, evaluations):
             return look
-    if looks and looks[0].total_alpha != alpha:
-        raise BadLedger(f"{paths.campaign_yaml}: gate.alpha is {alpha}, but {looks[0].total_alpha} was declared before the first look at "
-                        f"{suite} and cannot change any more; restore it")
+    check_alpha(paths, looks, alpha)
     number = len(looks) + 1
     look = Look(
         number=number, version=version, against=against, suite=suite, evaluator_epoch=epoch, evaluations=evaluations,

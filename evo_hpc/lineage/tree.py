@@ -13,7 +13,7 @@ from evo_hpc.config.yaml_io import ConfigError, dump_model, load_model
 from evo_hpc.errors import UserError
 from evo_hpc.lineage.factors import Change, changes, recipe_diff
 from evo_hpc.lineage.version import Version
-from evo_hpc.paths import CampaignPaths, VersionPaths
+from evo_hpc.paths import QUARANTINE_SUFFIX, TEMP_PREFIX, VERSION_ID, CampaignPaths, VersionPaths
 from evo_hpc.store.atomic import StoreError, fsync_folder, temp_path, write_bytes
 
 
@@ -70,14 +70,18 @@ def load_tree_nodes(campaign: CampaignPaths) -> tuple[dict[str, Node], list[str]
             nodes[paths.id] = load_node(paths)
         except UserError as error:
             problems.append(str(error))
+    for path in sorted(campaign.versions_folder.iterdir()) if campaign.versions_folder.is_dir() else []:
+        if path.is_dir() and not VERSION_ID.match(path.name) and (path / campaign.version("v0000").version_yaml.name).exists() \
+                and not path.name.startswith(TEMP_PREFIX) and QUARANTINE_SUFFIX not in path.name:
+            problems.append(f"{path}: not a version's name; rename it to v and four digits (and set its id), or move it out of {path.parent.name}/")
     broken = {p.id for p in campaign.versions()} - nodes.keys()
     for node in nodes.values():
         for parent in node.version.parents:
             if parent == node.id:
-                problems.append(f"{node.paths.version_yaml}: {node.id} is its own parent")
+                problems.append(f"{node.paths.version_yaml}: {node.id} is its own parent; set `parents` to the version that it changes")
             elif parent not in nodes and parent not in broken:
-                problems.append(f"{node.paths.version_yaml}: parent {parent} does not exist. Its folder was removed: restore "
-                                f"{campaign.version(parent).root}, or remove the versions that descend from it")
+                problems.append(f"{node.paths.version_yaml}: parent {parent} does not exist: correct `parents`, or restore "
+                                f"{campaign.version(parent).root} if its folder was removed")
         source = _init_source(node)
         if source is not None and source not in nodes and source not in broken:
             problems.append(f"{node.paths.version_yaml}: init {node.version.init} names a version that does not exist")

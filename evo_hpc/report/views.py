@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+import unicodedata
 from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from evo_hpc.controller.plan import make_plan
 from evo_hpc.controller.state import CampaignState, VersionState
 from evo_hpc.dispatch.local import JobStatus
 from evo_hpc.evaluation.scores import EvaluationRecord
@@ -94,11 +96,22 @@ def status_record(state: CampaignState) -> dict[str, Any]:
             "generation": owner.generation, "host": owner.process.host, "pid": owner.process.pid,
             "running": owner_may_live(owner, time.time()), "heartbeat_seconds_ago": round(time.time() - owner.heartbeat_at, 1),
         },
-        "base_policy": state.base_policy, "tasks": {split: s.tasks for split, s in state.tasks.splits.items()} if state.tasks else None,
+        "done": make_plan(state, 0).done, "base_policy": state.base_policy, "tasks": {split: s.tasks for split, s in state.tasks.splits.items()} if state.tasks else None,
         "versions": [version_record(state, version) for version in state.versions.values()],
         "jobs": [job_record(s) for s in state.all_jobs()],
         "looks": len(looks), "alpha_spent": sum(look.alpha for look in looks), "alpha": state.settings.campaign.gate.alpha,
     }
+
+
+def printable(value: Any) -> Any:
+    """The same record with control characters of its texts made visible: what a file says must not steer the terminal."""
+    if isinstance(value, dict):
+        return {key: printable(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [printable(inner) for inner in value]
+    if isinstance(value, str):
+        return "".join(c if c == "\n" or unicodedata.category(c) not in ("Cc", "Cf") else c.encode("unicode_escape").decode() for c in value)
+    return value
 
 
 def percent(value: float | None) -> str:
@@ -120,6 +133,7 @@ def verdict(comparison: dict[str, Any]) -> Text:
 
 def status_view(record: dict[str, Any]) -> RenderableType:
     """The status as tables."""
+    record = printable(record)
     head = Text.assemble((record["campaign"], "bold"), f"  {record['domain']}  ", (record["folder"], "dim"))
     controller = record["controller"]
     if controller is None:
@@ -127,9 +141,14 @@ def status_view(record: dict[str, Any]) -> RenderableType:
     elif controller["running"]:
         who = Text(f"Controller: process {controller['pid']} on {controller['host']}, generation {controller['generation']}, "
                    f"seen {controller['heartbeat_seconds_ago']:.0f} s ago")
+    elif record["done"]:
+        who = Text("Finished: nothing is left to do.", "green")
     else:
         who = Text(f"No controller runs now (last: generation {controller['generation']}). `evo-hpc run` goes on.", "dim")
-    versions = Table("version", "from", "factors", "steps", "stage", "dev Avg@k %", "probe Avg@k %", box=None, header_style="bold", pad_edge=False)
+    versions = Table(box=None, header_style="bold", pad_edge=False)
+    for name, kept in (("version", True), ("from", True), ("factors", False), ("steps", True), ("stage", True), ("dev Avg@k %", True),
+                       ("probe Avg@k %", True)):
+        versions.add_column(name, no_wrap=kept, overflow="fold")
     for v in record["versions"]:
         scores = [percent(v["evaluations"][s]["avg_at_k"]) if v["evaluations"].get(s) else "-" for s in ("dev", "probe")]
         versions.add_row(v["id"], ", ".join(v["parents"]) or "-", ", ".join(v["factors"]) or "-", str(v["steps"]), v["stage"], *scores)
@@ -158,6 +177,7 @@ def jobs_view(jobs: list[dict[str, Any]]) -> RenderableType:
 
 def version_view(record: dict[str, Any], params: list[dict[str, Any]]) -> RenderableType:
     """One version's page."""
+    record, params = printable(record), printable(params)
     parts: list[RenderableType] = [Text.assemble((record["id"], "bold"), f"  {record['stage']}  ", (record["folder"], "dim"))]
     facts = Table(box=None, show_header=False, pad_edge=False)
     facts.add_row("parents", ", ".join(record["parents"]) or "none")
@@ -185,5 +205,5 @@ def changes_view(changes: list[dict[str, Any]]) -> RenderableType:
     """Fields that differ, with the factor of each."""
     table = Table("field", "before", "after", "factor", box=None, header_style="bold", pad_edge=False)
     for c in changes:
-        table.add_row(c["field"], str(c["before"]), str(c["after"]), c["factor"])
+        table.add_row(c["field"], *("-" if c[side] is None else str(c[side]) for side in ("before", "after")), c["factor"])
     return table

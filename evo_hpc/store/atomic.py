@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from evo_hpc.errors import Failure
+from evo_hpc.errors import Failure, UserError
 from evo_hpc.paths import TEMP_PREFIX
 
 NO_HARD_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)
@@ -23,6 +23,10 @@ _HOST = socket.gethostname().split(".")[0]
 
 class StoreError(Failure):
     """A file could not be written, or what is there is not what it should be."""
+
+
+class Damaged(UserError, StoreError):
+    """A record that is not what it was written as: cut short, or edited by hand."""
 
 
 class AlreadyWritten(StoreError):
@@ -137,11 +141,12 @@ def read_json(path: Path) -> Any:
     except OSError as error:
         raise StoreError(f"{path}: cannot be read ({error.strerror})") from error
     except UnicodeDecodeError as error:
-        raise StoreError(f"{path}: not UTF-8 text ({error.reason} at byte {error.start})") from error
+        raise Damaged(f"{path}: not UTF-8 text ({error.reason} at byte {error.start})") from error
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
-        raise StoreError(f"{path}:{error.lineno}: not valid JSON ({error.msg})") from error
+        raise Damaged(f"{path}:{error.lineno}: not valid JSON ({error.msg}); the file was cut short or edited: restore it from a backup, or remove it if "
+                      "it can be made again") from error
 
 
 def append_line(path: Path, value: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -43,7 +44,7 @@ def test_every_problem_is_listed_at_once(tmp_path: Path) -> None:
 
 
 def test_missing_and_unreadable_files(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="absent.yaml: missing"):
+    with pytest.raises(ConfigError, match="absent.yaml: missing; write it"):
         load_model(tmp_path / "absent.yaml", Recipe)
     (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ConfigError, match="binary.yaml: cannot be read"):
@@ -73,6 +74,23 @@ def test_the_shipped_demo_is_valid_and_commented(name: str, model: type) -> None
     path = asset_dir("campaigns") / "demo" / name
     load_model(path, model)
     assert path.read_text().startswith("# ")
+
+
+@pytest.mark.parametrize("name, model", [("campaign.yaml", Campaign), ("recipe.yaml", Recipe), ("cluster.yaml", Cluster)])
+def test_the_shipped_demo_shows_every_field(name: str, model: type) -> None:
+    """Set or commented out, as the README says."""
+    text = (asset_dir("campaigns") / "demo" / name).read_text()
+
+    def fields(model: type) -> list[str]:
+        found = []
+        for field, info in model.model_fields.items():  # type: ignore[attr-defined]
+            found.append(field)
+            for inner in (info.annotation, *getattr(info.annotation, "__args__", ())):
+                if hasattr(inner, "model_fields"):
+                    found += fields(inner)
+        return found
+
+    assert [f for f in fields(model) if not re.search(rf"^[ #]*{f}:", text, re.M)] == []
 
 
 def test_every_field_says_what_it_is() -> None:
