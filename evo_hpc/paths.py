@@ -17,6 +17,9 @@ _STEP = re.compile(r"^step-(?P<step>\d{6,})$")
 
 COMPLETE = "COMPLETE.json"
 SHARED_MEMORY = Path("/dev/shm")
+EVALUATION_PART = "part-00000.parquet"
+CHECKPOINT_EXTRA = "extra.json"
+CHECKPOINT_PARTIAL_PREFIX = ".partial-"
 TEMP_PREFIX = ".tmp-"
 QUARANTINE_SUFFIX = ".quarantined"
 
@@ -29,6 +32,11 @@ def version_id(number: int) -> str:
 def step_name(step: int) -> str:
     """Name of what belongs to one trainer step: 50 -> step-000050."""
     return f"step-{step:06d}"
+
+
+def part_name(first_step: int, last_step: int) -> str:
+    """One Parquet part of a training run."""
+    return f"part-{first_step:06d}-{last_step:06d}.parquet"
 
 
 def step_of(path: Path) -> int | None:
@@ -73,6 +81,10 @@ class ExchangePaths:
 
     def policy(self, weight_version: int) -> Path:
         return self.root / "policy" / f"{weight_version:06d}"
+
+    def seen(self, weight_version: int) -> Path:
+        """Written by a worker that has taken a policy: how far its log-probabilities were from the trainer's."""
+        return self.root / "policy" / f"{weight_version:06d}.seen"
 
     def request(self, step: int) -> Path:
         return self.root / "requests" / f"{step_name(step)}.json"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -30,6 +32,25 @@ def hostile_path(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
     path = tmp_path / request.param
     path.mkdir()
     return path
+
+
+@pytest.fixture
+def mounted_disk(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
+    """Mounts an empty filesystem of a given size (as tmpfs: 1m, 220m) that can really fill up; root alone may."""
+    mounts: list[Path] = []
+
+    def mount(size: str) -> Path:
+        folder = tmp_path / f"disk-{size}"
+        folder.mkdir()
+        done = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", folder], capture_output=True, text=True)
+        if done.returncode:
+            pytest.skip(f"this user may not mount a filesystem: {done.stderr.strip()}")
+        mounts.append(folder)
+        return folder
+
+    yield mount
+    for folder in mounts:
+        subprocess.run(["umount", "-l", folder], check=True)
 
 
 @pytest.fixture(scope="session")

@@ -18,7 +18,7 @@ from evo_hpc.evaluation.epoch import epoch_components, epoch_of
 from evo_hpc.evaluation.scores import summarise
 from evo_hpc.jobs.context import RoleContext
 from evo_hpc.lineage.identity import policy_identity
-from evo_hpc.paths import COMPLETE
+from evo_hpc.paths import COMPLETE, EVALUATION_PART
 from evo_hpc.rollout.engine import Engine, Sampling
 from evo_hpc.rollout.exchange import read_probe
 from evo_hpc.rollout.groups import Group, Sampler, longest_context, positions
@@ -27,8 +27,6 @@ from evo_hpc.store.atomic import write_bytes
 from evo_hpc.store.manifest import complete, link_or_copy, read_complete, sha256
 from evo_hpc.store.schemas import ROLLOUT
 from evo_hpc.store.tables import write_table
-
-PART = "part-00000.parquet"
 
 
 class EvaluationSpec(Config):
@@ -69,7 +67,7 @@ def _carry_over(context: RoleContext, spec: EvaluationSpec) -> bool:
         if earlier.number < context.incarnation.number and (source / COMPLETE).exists():
             read_complete(source, hashes=True)
             target = context.incarnation.evaluation(spec.version, spec.suite)
-            for name in (PART, COMPLETE):
+            for name in (EVALUATION_PART, COMPLETE):
                 link_or_copy(source / name, target / name)
             return True
     return False
@@ -140,7 +138,7 @@ class _Evaluator:
         self.context.check_claim()
         folder = self.context.incarnation.evaluation(spec.version, spec.suite)
         shutil.rmtree(folder, ignore_errors=True)
-        write_table(folder / PART, rows, ROLLOUT)
+        write_table(folder / EVALUATION_PART, rows, ROLLOUT)
         summary = summarise(rows, [task.task_id for task in tasks], evaluation.samples_per_task)
         complete(folder, {
             "version": spec.version, "suite": spec.suite, "policy": spec.policy, "policy_step": spec.policy_step,

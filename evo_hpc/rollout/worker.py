@@ -75,7 +75,7 @@ def follow(context: RoleContext, engine: Engine, request: StepRequest) -> None:
     probe = read_probe(folder)
     assert probe is not None, f"{folder}: the trainer publishes each policy with a probe"
     error = engine.reload(folder, request.weight_version, probe_ids=probe.token_ids, probe_logprobs=probe.array())
-    write_bytes(folder.with_suffix(".seen"), f"{error}\n".encode(), durable=False)
+    write_bytes(context.exchange.seen(request.weight_version), f"{error}\n".encode(), durable=False)
 
 
 def _first_step(context: RoleContext) -> int:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.distributed.checkpoint.api import CheckpointException
 
-from evo_hpc.paths import step_of
+from evo_hpc.paths import CHECKPOINT_EXTRA, CHECKPOINT_PARTIAL_PREFIX, step_of
 from evo_hpc.store.atomic import StoreError, fsync_folder
 from evo_hpc.store.manifest import complete, quarantine, read_complete
 from evo_hpc.training import parallel
@@ -31,8 +31,6 @@ from evo_hpc.training.mcore import (
 from evo_hpc.training.optimizer import Optimizer
 from evo_hpc.training.policy import Policy
 
-PARTIAL_PREFIX = ".partial-"
-EXTRA = "extra.json"
 
 
 def save(folder: Path, policy: Policy, optimizer: Optimizer, extra: dict[str, Any]) -> None:
@@ -46,7 +44,7 @@ def save(folder: Path, policy: Policy, optimizer: Optimizer, extra: dict[str, An
     text = json.dumps(extra, indent=1)
     if parallel.is_main():
         _make_way(folder)
-    partial = parallel.gather_objects(folder.with_name(f"{PARTIAL_PREFIX}{folder.name}.{secrets.token_hex(4)}"))[0]
+    partial = parallel.gather_objects(folder.with_name(f"{CHECKPOINT_PARTIAL_PREFIX}{folder.name}.{secrets.token_hex(4)}"))[0]
     if parallel.is_main():
         partial.mkdir(parents=True)
     parallel.barrier()
@@ -56,7 +54,7 @@ def save(folder: Path, policy: Policy, optimizer: Optimizer, extra: dict[str, An
         dist_checkpointing.save(state, str(partial), sharded_strategy=InProcessSave("torch_dist", 1, thread_count=1))
     parallel.barrier()
     if parallel.is_main():
-        (partial / EXTRA).write_text(text)
+        (partial / CHECKPOINT_EXTRA).write_text(text)
         complete(partial, {"updates": optimizer.updates, "model": _model(policy), "tensor_parallel_size": _tp_size()})
         fsync_folder(partial)
         os.rename(partial, folder)
@@ -107,7 +105,7 @@ def load(folder: Path, policy: Policy, optimizer: Optimizer) -> dict[str, Any]:
         ) from error
     if same_layout:
         _set_rng(state["rng"])
-    return json.loads((folder / EXTRA).read_text())
+    return json.loads((folder / CHECKPOINT_EXTRA).read_text())
 
 
 def verify(folder: Path) -> dict[str, Any]:
@@ -135,7 +133,7 @@ def newest_complete(parent: Path) -> tuple[Path | None, list[tuple[Path, str]]]:
 
 def remove_partial(parent: Path) -> list[Path]:
     """Delete what interrupted saves left below `parent`; only its one writer may call, and not during a save."""
-    leftovers = sorted(Path(parent).glob(f"{PARTIAL_PREFIX}*"))
+    leftovers = sorted(Path(parent).glob(f"{CHECKPOINT_PARTIAL_PREFIX}*"))
     for path in leftovers:
         shutil.rmtree(path)
     return leftovers

@@ -8,6 +8,7 @@ from typing import Any
 import pyarrow as pa
 
 from evo_hpc.jobs.context import RoleContext
+from evo_hpc.paths import part_name
 from evo_hpc.store.manifest import sha256
 from evo_hpc.store.schemas import METRIC, ROLLOUT, STEP
 from evo_hpc.store.tables import metric_rows, write_table
@@ -52,7 +53,7 @@ class Recorder:
             return
         self._context.check_claim()
         inc = self._context.incarnation
-        name = f"part-{self._first:06d}-{self._last:06d}.parquet"
+        name = part_name(self._first, self._last)
         for table, folder, rows, schema in (
             ("rollouts", inc.rollouts, pa.concat_tables(self._rollouts), ROLLOUT),
             ("metrics", inc.metrics, self._metrics, METRIC), ("steps", inc.steps, self._steps, STEP),

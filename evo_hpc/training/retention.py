@@ -7,14 +7,14 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from evo_hpc.paths import step_of
+from evo_hpc.paths import CHECKPOINT_EXTRA, step_of
 from evo_hpc.store.atomic import read_json, temp_path
-from evo_hpc.training.checkpoint import EXTRA, remove_partial
+from evo_hpc.training.checkpoint import remove_partial
 
 
 def read_extra(folder: Path) -> dict[str, Any]:
     """The caller's own state of a checkpoint, without loading the rest."""
-    return read_json(folder / EXTRA)
+    return read_json(folder / CHECKPOINT_EXTRA)
 
 
 def checkpoints(parent: Path) -> list[Path]:

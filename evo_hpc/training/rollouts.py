@@ -66,9 +66,8 @@ class RolloutSource:
         policy.save_hf(temp, tokenizer_from=self.tokenizer_from)
         complete(temp, policy_meta(step, probe_of(policy, probe_ids)))
         temp.rename(folder)
-        for old in (self.context.exchange.policy(step - 2),):
-            shutil.rmtree(old, ignore_errors=True)
-            old.with_suffix(".seen").unlink(missing_ok=True)
+        shutil.rmtree(self.context.exchange.policy(step - 2), ignore_errors=True)
+        self.context.exchange.seen(step - 2).unlink(missing_ok=True)
 
     def collect(self, step: int) -> pa.Table:
         """All rollouts of a step, complete or not at all. Raises Failure on rows of other weights."""
@@ -85,7 +84,7 @@ class RolloutSource:
 
     def reload_error(self, weight_version: int) -> float:
         """How far the engine's log-probabilities were from the trainer's when it took these weights, in nats."""
-        seen = self.context.exchange.policy(weight_version).with_suffix(".seen")
+        seen = self.context.exchange.seen(weight_version)
         return float(seen.read_text()) if seen.exists() else float("nan")
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,11 +14,7 @@ from evo_hpc.controller.loop import Controller
 from evo_hpc.controller.validate import find_problems
 from evo_hpc.errors import EvoError
 from evo_hpc.paths import COMPLETE, CampaignPaths
-from tests.crash.campaign import check_sound, finish, make_campaign, outcome
-
-
-def evo(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "evo_hpc.cli", *arguments], capture_output=True, text=True, timeout=60)
+from tests.crash.campaign import check_sound, evo, finish, make_campaign, outcome
 
 
 @pytest.fixture(scope="module")
@@ -223,19 +217,18 @@ def test_corruption_is_not_published_again(campaign: CampaignPaths) -> None:
     assert not campaign.version("v0001").train.exists()
 
 
-def test_a_version_added_by_hand_works(campaign: CampaignPaths) -> None:
-    """Copied without its results, with its own id and another learning rate: trained, evaluated, compared with its parent."""
+def test_a_version_added_by_hand_works(campaign: CampaignPaths, repository: Path) -> None:
+    """As the README says, with its own version.yaml and another learning rate: trained, evaluated, compared with its parent."""
     version = campaign.version("v0002")
     version.root.mkdir()
-    for name in ("version.yaml", "recipe.yaml"):
-        shutil.copy(campaign.version("v0001").root / name, version.root / name)
-    edit(version.version_yaml, "id: v0001", "id: v0002")
-    edit(version.version_yaml, "- v0000", "- v0001")
+    (block,) = re.findall(r"```yaml\n(.*?)```", (repository / "README.md").read_text(), re.S)
+    version.version_yaml.write_text(block)
+    shutil.copy(campaign.version("v0001").recipe_yaml, version.recipe_yaml)
     edit(version.recipe_yaml, "lr: 0.0001", "lr: 0.0002")
     finish(campaign)
     shown = json.loads(evo("show", str(campaign.root), "v0002", "--json").stdout)
     assert shown["factors"] == ["optimizer"] and [c["against"] for c in shown["comparisons"]] == ["v0001"]
-    assert json.loads(evo("status", str(campaign.root), "--json").stdout)["looks"] == 2
+    assert shown["author"] == "person" and json.loads(evo("status", str(campaign.root), "--json").stdout)["looks"] == 2
 
 
 def test_a_version_that_starts_where_another_ended(campaign: CampaignPaths) -> None:

@@ -38,6 +38,11 @@ def make_campaign(folder: Path, **cluster: Any) -> CampaignPaths:
     return CampaignPaths(folder)
 
 
+def evo(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """One `evo-hpc` command, to its end."""
+    return subprocess.run([sys.executable, "-m", "evo_hpc.cli", *arguments], capture_output=True, text=True, timeout=60)
+
+
 def controller(paths: CampaignPaths, *driver: str, **environment: str) -> subprocess.Popen[str]:
     """Start a controller in a process of its own."""
     command = [sys.executable, *(driver or ("-m", "evo_hpc.cli", "run")), str(paths.root)]

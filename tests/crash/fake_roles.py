@@ -14,10 +14,11 @@ from typing import Any
 
 from evo_hpc.domains.base import read_tasks, task_set_hash
 from evo_hpc.evaluation.epoch import epoch_components, epoch_of
-from evo_hpc.evaluation.job import PART, EvaluateParams, EvaluationSpec, _carry_over
+from evo_hpc.evaluation.job import EvaluateParams, EvaluationSpec, _carry_over
 from evo_hpc.evaluation.scores import summarise
 from evo_hpc.jobs.context import RoleContext
 from evo_hpc.lineage.identity import policy_identity
+from evo_hpc.paths import EVALUATION_PART
 from evo_hpc.seeds import derive_seed
 from evo_hpc.store.atomic import write_bytes
 from evo_hpc.store.manifest import complete
@@ -161,7 +162,7 @@ def _evaluate(context: RoleContext, spec: EvaluationSpec) -> None:
     folder = context.incarnation.evaluation(spec.version, spec.suite)
     shutil.rmtree(folder, ignore_errors=True)
     context.check_claim()
-    write_table(folder / PART, rows, ROLLOUT)
+    write_table(folder / EVALUATION_PART, rows, ROLLOUT)
     complete(folder, {
         "version": spec.version, "suite": spec.suite, "policy": spec.policy, "policy_step": spec.policy_step, "device": "cpu",
         "policy_identity": policy_identity(context.resolve(spec.policy)),

@@ -3,27 +3,12 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
-
-import pytest
 
 from evo_hpc.store.atomic import read_json
 from tests.crash.campaign import check_sound, controller, finish, make_campaign
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A filesystem of 220 MiB, just above what a run asks for at its start."""
-    mount = tmp_path / "disk"
-    mount.mkdir()
-    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=220m", "tmpfs", mount], capture_output=True, text=True)
-    if done.returncode:
-        pytest.skip(f"this user may not mount a filesystem: {done.stderr.strip()}")
-    yield mount
-    subprocess.run(["umount", "-l", mount], check=True)
 
 
 def fill(path: Path) -> None:
@@ -37,7 +22,8 @@ def fill(path: Path) -> None:
                 size //= 2
 
 
-def test_a_disk_that_fills_up_while_training(small_disk: Path) -> None:
+def test_a_disk_that_fills_up_while_training(mounted_disk: Callable[[str], Path]) -> None:
+    small_disk = mounted_disk("220m")  # just above what a run asks for at its start
     paths = make_campaign(small_disk / "campaign", max_starts=2, max_attempts=1, environment={"FAKE_STEP_SECONDS": "0.3"})
     process = controller(paths)
     progress = paths.version("v0001").job("train", 0).incarnation(0).progress

@@ -188,14 +188,8 @@ def test_a_role_that_cannot_be_started_is_a_result(tmp_path: Path, monkeypatch: 
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    mount = tmp_path / "disk"
-    mount.mkdir()
-    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", mount], capture_output=True, text=True)
-    if done.returncode:
-        pytest.skip(f"this user may not mount a filesystem: {done.stderr.strip()}")
-    yield mount
-    subprocess.run(["umount", "-l", mount], check=True)
+def small_disk(mounted_disk: Callable[[str], Path]) -> Path:
+    return mounted_disk("1m")
 
 
 def test_a_full_disk_at_the_end_is_said_in_a_line(small_disk: Path, tmp_path: Path) -> None:

@@ -124,6 +124,10 @@ def test_every_command_of_the_readme(demo: tuple[CampaignPaths, str], repository
     (tmp_path / "workspace").symlink_to(demo[0].root.parent.parent)
     (tmp_path / "campaigns").symlink_to(repository / "campaigns")
     (tmp_path / ".venv").symlink_to(repository / ".venv")
+    for line in re.findall(r"^(?:mkdir|cp) .*$", (repository / "README.md").read_text(), re.M):
+        subprocess.run(shlex.split(line), cwd=tmp_path, check=True)
+    mine = subprocess.run([".venv/bin/evo-hpc", "validate", "workspace/campaigns/mine"], cwd=tmp_path, capture_output=True, text=True)
+    assert mine.returncode == 0, mine.stdout
     commands = readme_commands(repository)
     assert len(commands) >= 5
     for command in commands:

@@ -14,11 +14,7 @@ from evo_hpc.controller.state import read_state
 from evo_hpc.paths import CampaignPaths
 from evo_hpc.report.live import describe
 from evo_hpc.report.views import status_record
-from tests.crash.campaign import finish, make_campaign
-
-
-def evo(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "evo_hpc.cli", *arguments], capture_output=True, text=True, timeout=60)
+from tests.crash.campaign import evo, finish, make_campaign
 
 
 @pytest.fixture(scope="module")
