@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -65,23 +66,61 @@ def demo(
     workspace: Annotated[Path, typer.Option(help="Folder for the demo campaign; made if absent.")] = Path("workspace"),
     as_json: JsonOption = False,
 ) -> None:
-    """Run the demo campaign on this machine, or go on with it."""
+    """Run the demo campaign on this machine, claim on sealed, write the report; or go on with it."""
     from evo_hpc.controller.skeleton import copy_campaign
 
-    _run(copy_campaign("demo", workspace.absolute()), False, as_json)
+    campaign = copy_campaign("demo", workspace.absolute())
+    _run(campaign, False, None, as_json, then=lambda: _claim_and_report(campaign, quiet=as_json))
 
 
 @app.command()
 def run(
     campaign: CampaignArgument,
     take_over: Annotated[bool, typer.Option("--take-over", help="Displace a controller on another host that you know is dead.")] = False,
+    until: Annotated[str | None, typer.Option(metavar="VERSION", help="Stop when this version is decided, e.g. v0002.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be done now, and do nothing.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Run a campaign until it is done; again after a stop to go on."""
-    _run(campaign, take_over, as_json)
+    if until is not None:
+        from evo_hpc.paths import VERSION_ID
+
+        if not VERSION_ID.match(until):
+            raise UserError(f"--until {until}: not a version's name; write it like v0002")
+    if dry_run:
+        from evo_hpc.controller.plan import make_plan
+        from evo_hpc.report.views import plan_record, plan_view
+
+        record = plan_record(make_plan(_state(campaign), 0, until))
+        _print(as_json, record, lambda: plan_view(record))
+    else:
+        _run(campaign, take_over, until, as_json)
 
 
-def _run(campaign: Path, take_over: bool, as_json: bool) -> None:
+def _claim_and_report(campaign: Path, quiet: bool) -> str:
+    """What `demo` does once its campaign is done; in words."""
+    from evo_hpc.controller.finalize import FinalRefused, describe
+    from evo_hpc.report.html import write_report
+
+    try:
+        claim = describe(_finalize(_paths(campaign), None, quiet))
+    except FinalRefused as error:  # nothing was promoted: an outcome, too
+        claim = f"No claim: {error}"
+    write_report(_paths(campaign), None)
+    return f"{claim}\nReport: {_paths(campaign).report_html}"
+
+
+def _finalize(paths: CampaignPaths, again: str | None, quiet: bool) -> Any:
+    from rich.console import Console
+
+    from evo_hpc.controller.finalize import finalize
+    from evo_hpc.report.live import LiveView
+
+    with LiveView(Console(highlight=False, markup=False, stderr=quiet)) as view:
+        return finalize(paths, again=again, watch=view)
+
+
+def _run(campaign: Path, take_over: bool, until: str | None, as_json: bool, then: Callable[[], str] | None = None) -> None:
     from rich.console import Console
 
     from evo_hpc.controller.loop import Controller
@@ -90,14 +129,15 @@ def _run(campaign: Path, take_over: bool, as_json: bool) -> None:
 
     paths = _paths(campaign)
     with LiveView(Console(highlight=False, markup=False, stderr=as_json)) as view:
-        state = Controller(paths, view, take_over=take_over).run()
+        state = Controller(paths, view, take_over=take_over, until=until).run()
+    told = then() if then else ""
     record = status_record(state)
 
     def shown() -> Any:
         from rich.console import Group
         from rich.text import Text
 
-        return Group(Text(), status_view(record), Text(), Text(f"Everything is in {paths.root}", "bold"))
+        return Group(Text(), status_view(record), Text(), Text(told), Text(f"Everything is in {paths.root}", "bold"))
 
     _print(as_json, record, shown)
 
@@ -139,6 +179,58 @@ def diff(
     found = _changes(state, before, after)
     record = {"before": before, "after": after, "changes": found, "factors": sorted({c["factor"] for c in found})}
     _print(as_json, record, lambda: changes_view(found) if found else f"{before} and {after} have the same recipe.")
+
+
+@app.command()
+def lineage(campaign: CampaignArgument, as_json: JsonOption = False) -> None:
+    """Show the tree of versions with verdicts, scores and changes."""
+    from evo_hpc.report.lineage_view import lineage_record, lineage_view
+    from evo_hpc.report.record import read_report_record
+
+    report = read_report_record(_paths(campaign))
+    _print(as_json, lineage_record(report), lambda: lineage_view(report))
+
+
+@app.command()
+def analyze(
+    campaign: CampaignArgument,
+    version: Annotated[str | None, typer.Argument(metavar="VERSION", help="E.g. v0001; left out: every version that can be analysed.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Run the analyzers as they lie on disk now, and show what they find; writes nothing."""
+    from evo_hpc.controller.analyse import analyse_now
+    from evo_hpc.report.views import analysis_view
+
+    record = analyse_now(_state(campaign), version)
+    _print(as_json, record, lambda: analysis_view(record))
+
+
+@app.command()
+def finalize(
+    campaign: CampaignArgument,
+    again: Annotated[str | None, typer.Option(metavar="REASON", help="Read sealed once more for another version; the reason is recorded.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Score the incumbent and the base policy on sealed, once, and state the claim."""
+    from evo_hpc.controller.finalize import describe
+
+    result = _finalize(_paths(campaign), again, as_json)
+    _print(as_json, result.model_dump(mode="json"), lambda: describe(result))
+
+
+@app.command()
+def report(
+    campaign: CampaignArgument,
+    out: Annotated[Path | None, typer.Option(help="Folder to write to; left out: reports/ of the campaign.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Write the report: one HTML file that needs nothing else, and Markdown with the same numbers."""
+    from evo_hpc.report.html import write_report
+
+    paths = _paths(campaign)
+    found = write_report(paths, out)
+    folder = out or paths.reports
+    _print(as_json, found.record(), f"{folder / paths.report_html.name}\n{folder / paths.report_markdown.name}")
 
 
 @app.command()

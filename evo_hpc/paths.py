@@ -14,6 +14,11 @@ _START = re.compile(r"^start-(?P<number>\d{6})\.json$")
 _GENERATION = re.compile(r"^generation-(?P<number>\d{6})\.json$")
 _LOOK = re.compile(r"^look-(?P<number>\d{6})\.json$")
 _STEP = re.compile(r"^step-(?P<step>\d{6,})$")
+_HARNESS = re.compile(r"^h(?P<number>\d{4,})$")
+_ROUND = re.compile(r"^round-(?P<number>\d{4,})\.yaml$")
+_READ = re.compile(r"^read-(?P<number>\d{6})\.json$")
+_READ_RESULT = re.compile(r"^result-(?P<number>\d{6})\.json$")
+_READ_FOLDER = re.compile(r"^read-(?P<number>\d{6})$")
 
 COMPLETE = "COMPLETE.json"
 SHARED_MEMORY = Path("/dev/shm")
@@ -27,6 +32,11 @@ QUARANTINE_SUFFIX = ".quarantined"
 def version_id(number: int) -> str:
     """Name of the number-th version: 7 -> v0007."""
     return f"v{number:04d}"
+
+
+def harness_id(number: int) -> str:
+    """Name of the number-th harness: 3 -> h0003."""
+    return f"h{number:04d}"
 
 
 def step_name(step: int) -> str:
@@ -71,6 +81,20 @@ class Workspace:
 
     def sealed_tasks(self, task_set_hash: str) -> Path:
         return self.sealed(task_set_hash) / "tasks.jsonl"
+
+    def sealed_read(self, task_set_hash: str, number: int) -> Path:
+        """Write-once record of the number-th read of a sealed task set: who is read, written before any of it is."""
+        return self.sealed(task_set_hash) / "reads" / f"read-{number:06d}.json"
+
+    def sealed_reads(self, task_set_hash: str) -> list[tuple[int, Path]]:
+        return _numbered(self.sealed(task_set_hash) / "reads", _READ, "number")
+
+    def sealed_result(self, task_set_hash: str, number: int) -> Path:
+        """What came out of the number-th read."""
+        return self.sealed(task_set_hash) / "reads" / f"result-{number:06d}.json"
+
+    def sealed_results(self, task_set_hash: str) -> list[tuple[int, Path]]:
+        return _numbered(self.sealed(task_set_hash) / "reads", _READ_RESULT, "number")
 
 
 @dataclass(frozen=True)
@@ -138,6 +162,11 @@ class IncarnationPaths:
     @property
     def rollouts(self) -> Path:
         return self.root / "rollouts"
+
+    @property
+    def parts(self) -> Path:
+        """The table parts that make up the run so far; rewritten at each flush, so that a running job can be read."""
+        return self.root / "parts.json"
 
     @property
     def checkpoints(self) -> Path:
@@ -253,6 +282,95 @@ class BasePaths(OwnerPaths):
 
 
 @dataclass(frozen=True)
+class FinalPaths(OwnerPaths):
+    """The final claim: the job that scores the candidates on sealed, and its evaluations, without a word of the tasks."""
+
+    def evaluation(self, read: int, version: str) -> Path:
+        """Scores of one version under the read of that number."""
+        return self.root / "eval" / f"read-{read:06d}" / version
+
+    def reads(self) -> list[tuple[int, Path]]:
+        """Folders of the reads that have scores here."""
+        return _numbered(self.root / "eval", _READ_FOLDER, "number")
+
+
+@dataclass(frozen=True)
+class AnalyzerPaths:
+    """An analyzer: a folder with a manifest and templates."""
+
+    root: Path
+
+    @property
+    def name(self) -> str:
+        return self.root.name
+
+    @property
+    def manifest(self) -> Path:
+        return self.root / "analyzer.yaml"
+
+    @property
+    def query(self) -> Path:
+        return self.root / "query.sql.j2"
+
+    @property
+    def measures(self) -> Path:
+        return self.root / "measures.sql.j2"
+
+    @property
+    def report(self) -> Path:
+        return self.root / "report.md.j2"
+
+    @property
+    def code(self) -> Path:
+        return self.root / "analyze.py"
+
+
+@dataclass(frozen=True)
+class AnalysisPaths:
+    """What one analyzer said of one version."""
+
+    root: Path
+
+    @property
+    def table(self) -> Path:
+        return self.root / "table.parquet"
+
+    @property
+    def findings(self) -> Path:
+        return self.root / "findings.json"
+
+    @property
+    def report(self) -> Path:
+        return self.root / "report.md"
+
+
+@dataclass(frozen=True)
+class HarnessPaths:
+    """One numbered harness of a campaign: copies of all its analyzers and of the rules, and their hashes."""
+
+    root: Path
+
+    @property
+    def id(self) -> str:
+        return self.root.name
+
+    @property
+    def manifest(self) -> Path:
+        return self.root / "harness.yaml"
+
+    @property
+    def analyzers_folder(self) -> Path:
+        return self.root / "analyzers"
+
+    def analyzer(self, name: str) -> AnalyzerPaths:
+        return AnalyzerPaths(self.analyzers_folder / name)
+
+    @property
+    def rules(self) -> Path:
+        return self.root / "rules.yaml"
+
+
+@dataclass(frozen=True)
 class VersionPaths(OwnerPaths):
     """A node of the tree."""
 
@@ -316,6 +434,22 @@ class VersionPaths(OwnerPaths):
     def evaluation_complete(self, suite: str) -> Path:
         return self.evaluation(suite) / COMPLETE
 
+    def analysis(self, harness: str) -> Path:
+        """Folder of all that a harness found in this version; appears at once, with a completion record."""
+        return self.root / "analysis" / harness
+
+    def analyses(self) -> list[tuple[int, Path]]:
+        """Newest harness last."""
+        return _numbered(self.root / "analysis", _HARNESS, "number")
+
+    def watch(self, step: int) -> Path:
+        """Folder of what the live analyzers said of the training run up to `step`."""
+        return self.root / "watch" / step_name(step)
+
+    def watches(self) -> list[tuple[int, Path]]:
+        """Earliest step first."""
+        return _numbered(self.root / "watch", _STEP, "step")
+
     def comparison(self, other: str, suite: str, look: int) -> Path:
         return self.root / "comparisons" / f"{other}-{suite}-look-{look:06d}.json"
 
@@ -366,6 +500,46 @@ class CampaignPaths:
 
     def generations(self) -> list[tuple[int, Path]]:
         return _numbered(self.controller, _GENERATION, "number")
+
+    @property
+    def analyzers_folder(self) -> Path:
+        """The campaign's own analyzers, beside the built-in ones; a folder here is all it takes to add one."""
+        return self.root / "analyzers"
+
+    @property
+    def rules_yaml(self) -> Path:
+        """The campaign's own rules, in place of the built-in ones."""
+        return self.root / "rules.yaml"
+
+    def harness(self, number: int) -> HarnessPaths:
+        return HarnessPaths(self.root / "harness" / harness_id(number))
+
+    def harnesses(self) -> list[tuple[int, HarnessPaths]]:
+        """Oldest first."""
+        return [(number, HarnessPaths(path)) for number, path in _numbered(self.root / "harness", _HARNESS, "number")]
+
+    def round(self, number: int) -> Path:
+        """Write-once: what the agent proposed, from which evidence, the number-th time."""
+        return self.root / "rounds" / f"round-{number:04d}.yaml"
+
+    def rounds(self) -> list[tuple[int, Path]]:
+        return _numbered(self.root / "rounds", _ROUND, "number")
+
+    @property
+    def final(self) -> FinalPaths:
+        return FinalPaths(self.root / "final")
+
+    @property
+    def reports(self) -> Path:
+        return self.root / "reports"
+
+    @property
+    def report_html(self) -> Path:
+        return self.reports / "report.html"
+
+    @property
+    def report_markdown(self) -> Path:
+        return self.reports / "report.md"
 
     @property
     def events(self) -> Path:

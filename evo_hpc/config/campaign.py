@@ -85,6 +85,30 @@ class Gate(Config):
     """Bootstrap resamples."""
 
 
+FindingId = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*\.[a-z][a-z0-9_]*$")]
+"""`analyzer.finding`, e.g. `signal.dead_groups`."""
+
+
+class Watch(Config):
+    """The live watch over training runs."""
+
+    every: Annotated[int, Ge(0)] = 25
+    """Steps between two looks of the analyzers marked `live`; 0 = no watch."""
+    stop_on: list[FindingId] = Field(default_factory=lambda: ["score.collapse"])
+    """The futility rule, declared beforehand: a run with any of these findings is stopped; it can be pruned, never promoted."""
+
+
+class Search(Config):
+    """What the campaign tries by itself, after v0001."""
+
+    agent: Literal["rules", "none"] = "rules"
+    """Who proposes: the rule-based agent (rules.yaml), or nobody: only versions that a person adds."""
+    proposals: Annotated[int, Ge(0)] = 8
+    """Versions that the agent may propose in all, merges among them."""
+    width: PositiveInt = 1
+    """Versions proposed at once, from the same evidence; max_parallel_jobs in cluster.yaml says how many jobs run side by side."""
+
+
 class Campaign(Config):
     """`campaign.yaml`."""
 
@@ -104,3 +128,7 @@ class Campaign(Config):
     """Scoring."""
     gate: Gate = Gate()
     """Promotion."""
+    watch: Watch = Watch()
+    """Futility."""
+    search: Search = Search()
+    """What is tried next."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import io
 from pathlib import Path
 from typing import Any, TypeVar
@@ -31,14 +32,21 @@ def _yaml() -> YAML:
 
 def load_tree(path: Path) -> CommentedMap:
     """The file as a tree that remembers comments and lines. Raises ConfigError."""
+    return _parse(path, _read(path))
+
+
+def _read(path: Path) -> str:
     try:
-        text = path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise ConfigError(f"{path}: missing; write it, or copy one from campaigns/demo or another version") from None
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: cannot be read: not a text file in UTF-8") from error
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror})") from error
+
+
+def _parse(path: Path, text: str) -> CommentedMap:
     try:
         tree = _yaml().load(text)
     except MarkedYAMLError as error:
@@ -55,7 +63,12 @@ def load_tree(path: Path) -> CommentedMap:
 
 def load_model(path: Path, model: type[M]) -> M:
     """The file validated as `model`. Raises ConfigError with one line a problem."""
-    tree = load_tree(path)
+    return _validated(path, model, _read(path))
+
+
+@functools.lru_cache(maxsize=4096)  # by content: a controller reads the same hundred files four times a second
+def _validated(path: Path, model: type[M], text: str) -> M:
+    tree = _parse(path, text)
     try:
         return model.model_validate(plain(tree))
     except ValidationError as error:
@@ -95,7 +108,7 @@ def dump_model(model: BaseModel) -> bytes:
 def _explain(path: Path, tree: CommentedMap, model: type[BaseModel], problem: Any, inside: tuple[str, ...]) -> str:
     location = list(problem["loc"])
     full = [*inside, *location]
-    line, dotted = _line(tree, full), ".".join(str(part) for part in full) or "the file"
+    line, dotted = line_of(tree, full), ".".join(str(part) for part in full) or "the file"
     if problem["type"] == "extra_forbidden":
         known = _known_keys(model, location[:-1])
         near = difflib.get_close_matches(str(location[-1]), known, n=1)
@@ -109,7 +122,7 @@ def _explain(path: Path, tree: CommentedMap, model: type[BaseModel], problem: An
     return f"{path}:{line}: `{dotted}`: {message}{shown}"
 
 
-def _line(tree: Any, location: list[Any]) -> int:
+def line_of(tree: Any, location: list[Any]) -> int:
     """1-based line of the deepest part of `location` that the file has."""
     node, line = tree, 1
     for part in location:
@@ -126,6 +139,8 @@ def _line(tree: Any, location: list[Any]) -> int:
 def _known_keys(model: type[BaseModel], location: list[Any]) -> list[str]:
     current: Any = model
     for part in location:
+        if isinstance(part, int):
+            continue  # an item of a list of models
         fields = getattr(current, "model_fields", {})
         if part not in fields:
             return []

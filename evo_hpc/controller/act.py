@@ -3,27 +3,36 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
-from evo_hpc.config.yaml_io import ConfigError
-from evo_hpc.controller.commit import commit, write_record
+from evo_hpc.agent.rules import load_rules
+from evo_hpc.config.yaml_io import ConfigError, dump_model
+from evo_hpc.controller.commit import commit, commit_stopped, write_record
 from evo_hpc.controller.gate import compare
-from evo_hpc.controller.plan import Action, Commit, Compare, CreateVersion, GiveUp, MakeTasks, Start, Submit
+from evo_hpc.controller.judge import decide
+from evo_hpc.controller.plan import (
+    Action, Analyse, Commit, Compare, CreateVersion, Decide, EndEarly, GiveUp, MakeHarness, MakeTasks, Propose, Start, Stop, Submit, Watch,
+)
 from evo_hpc.controller.state import CampaignState
 from evo_hpc.controller.tasks import make_tasks
 from evo_hpc.dispatch.local import LocalExecutor
-from evo_hpc.jobs.spec import JobSpec, job_name
+from evo_hpc.harness.analysis import read_watches, run_analysis, run_watch, version_inputs
+from evo_hpc.harness.harness import make_harness, read_harnesses
+from evo_hpc.harness.inputs import Inputs
+from evo_hpc.jobs.spec import JobSpec, job_name, load_spec
+from evo_hpc.lineage.decision import write_decision
 from evo_hpc.lineage.tree import create_version
-from evo_hpc.lineage.version import Prediction, Version
 from evo_hpc.paths import JobPaths, OwnerPaths
-from evo_hpc.store.atomic import append_line
+from evo_hpc.store.atomic import append_line, write_once
 from evo_hpc.store.lease import Lease
+from evo_hpc.store.manifest import quarantine
 
 Event = dict[str, Any]
 
 
-def carry_out(action: Action, state: CampaignState, executor: LocalExecutor, lease: Lease) -> Event:
-    """Do one action and journal it. Returns the event, for whoever watches."""
+def carry_out(action: Action, state: CampaignState, executor: LocalExecutor, lease: Lease, beat: Callable[[], None]) -> Event | None:
+    """Do one action and journal it; `beat` is called while it waits. Returns the event, for whoever watches; None for a repeated request."""
     event: Event = {"event": type(action).__name__}
     match action:
         case MakeTasks():
@@ -31,20 +40,49 @@ def carry_out(action: Action, state: CampaignState, executor: LocalExecutor, lea
             event["tasks"] = make_tasks(state.paths, state.settings.campaign)
         case CreateVersion():
             _create(action, state, lease)
-            event["version"] = action.id
+            event.update(version=action.id, parents=action.version.parents, rule=action.version.rule, hypothesis=action.version.hypothesis)
+        case MakeHarness():
+            lease.check()
+            load_rules(state.found.rules)
+            event.update(harness=make_harness(state.paths, state.found, action.number, while_waiting=beat).id)
         case Submit():
             job = _owner(state, action.owner).job(action.kind, action.attempt)
-            spec = _spec(action, state, job)
+            spec = spec_of(action, state, job)
             executor.submit(job, spec, action.work, lease)
             event["job"] = spec.name
         case Start():
-            event.update(job=_short(action.job), pid=executor.start(action.job, lease))
+            event.update(job=short_name(action.job), pid=executor.start(action.job, lease))
         case Commit():
             commit(state, action.status, lease)
-            event.update(job=_short(action.status.job), seconds=round(action.status.result.seconds, 1) if action.status.result else None)
+            event.update(job=short_name(action.status.job), seconds=round(action.status.result.seconds, 1) if action.status.result else None)
         case GiveUp():
             write_record(action.status, lease, state="failed", blame=action.blame, error=action.error)
-            event.update(job=_short(action.status.job), blame=action.blame, error=action.error)
+            event.update(job=short_name(action.status.job), blame=action.blame, error=action.error)
+        case Watch():
+            event.update(version=action.version, step=action.step, **_watch(action, state, lease, beat))
+        case Stop():
+            if not executor.stop(action.status):
+                return None
+            event.update(version=action.version, job=short_name(action.status.job))
+        case EndEarly():
+            version = state.versions[action.version]
+            assert version.stopped_early is not None
+            commit_stopped(state, version, action.status, lease)
+            event.update(version=action.version, step=version.stopped_early.step, futile=list(version.stopped_early.futile))
+        case Analyse():
+            event.update(version=action.version, **_analyse(action, state, lease, beat))
+        case Decide():
+            decision = decide(state, state.versions[action.version])
+            lease.check()
+            write_decision(state.versions[action.version].node.paths.decision_yaml, decision)
+            event.update(
+                version=action.version, decision=decision.decision, promoted=decision.promoted, because=decision.because,
+                prediction=decision.prediction.outcome if decision.prediction else None,
+            )
+        case Propose():
+            lease.check()
+            write_once(state.paths.round(action.round.number), dump_model(action.round))
+            event.update(round=action.round.number, versions=[p.version.id for p in action.round.proposals])
         case Compare():
             versions = state.versions
             found = compare(state.paths, state.settings.campaign, versions[action.against], versions[action.version], lease).interval
@@ -56,7 +94,8 @@ def carry_out(action: Action, state: CampaignState, executor: LocalExecutor, lea
     return event
 
 
-def _short(job: JobPaths) -> str:
+def short_name(job: JobPaths) -> str:
+    """Owner and attempt, for people."""
     return f"{job.owner.name}/{job.root.name}"
 
 
@@ -64,27 +103,53 @@ def _owner(state: CampaignState, owner: str) -> OwnerPaths:
     return state.paths.base if owner == "base" else state.versions[owner].node.paths
 
 
-def _spec(action: Submit, state: CampaignState, job: JobPaths) -> JobSpec:
+def spec_of(action: Submit, state: CampaignState, job: JobPaths) -> JobSpec:
+    """The spec of a new attempt, with the settings as they are now."""
     campaign = state.settings.campaign
+    config = campaign.model_dump(mode="json")
+    if action.kind == "train":  # the futility rule is declared once a run: a second attempt at it is watched as the first was
+        earlier = [s for s in state.versions[action.owner].jobs.get("train", []) if s.intent is not None and s.intent.work == action.work]
+        if earlier:
+            config["watch"] = load_spec(earlier[0].job).config["watch"]
     return JobSpec(
         name=job_name(str(state.paths.root.resolve()), campaign.name, action.owner, action.kind, action.attempt),
         kind=action.kind, campaign=campaign.name, owner=action.owner, attempt=action.attempt,
-        config=campaign.model_dump(mode="json"), cluster=state.settings.cluster.model_dump(mode="json"), params=action.params,
+        config=config, cluster=state.settings.cluster.model_dump(mode="json"), params=action.params,
     )
 
 
 def _create(action: CreateVersion, state: CampaignState, lease: Lease) -> None:
     lease.check()
-    recipe = state.settings.recipe.model_copy(update={"steps": action.steps})
-    if action.steps == 0 and action.parent is not None:
+    parents = action.version.parents
+    if parents and action.recipe.steps == 0:
         raise ConfigError(f"{state.paths.recipe_yaml}: steps is 0, so {action.id} would be its parent again; set it to at least 1")
-    if action.parent is None:
-        version = Version(id=action.id, author="campaign", hypothesis="The base policy as it is, without RL.")
-        create_version(state.paths, version, recipe, None)
-    else:
-        version = Version(
-            id=action.id, parents=[action.parent], author="campaign",
-            hypothesis="GRPO with the campaign's recipe raises the score on dev over the base policy.",
-            prediction=Prediction(metric="dev/avg_at_k", direction="up", by=0.0), rollback=f"Go on from {action.parent}.",
-        )
-        create_version(state.paths, version, recipe, state.versions[action.parent].node)
+    create_version(state.paths, action.version, action.recipe, state.versions[parents[0]].node if parents else None)
+
+
+def _watch(action: Watch, state: CampaignState, lease: Lease, beat: Callable[[], None]) -> Event:
+    """The live analyzers on the run's first steps; what they find is on disk before anything follows from it."""
+    version, harness = state.versions[action.version], state.harness
+    assert version.running is not None and harness is not None
+    parts = version.running.up_to(action.step)
+    files = {table: tuple(state.paths.root / p.path for p in parts if p.table == table) for table in ("steps", "rollouts")}
+    lease.check()
+    for earlier in read_watches(version.node.paths):
+        if earlier.run != version.run:
+            quarantine(earlier.folder)
+    if version.watches:  # one run is looked at by one harness, whatever has been edited since
+        harness = next(each for each in read_harnesses(state.paths) if each.id == version.watches[0].harness)
+    look = run_watch(
+        version.node.paths, harness, Inputs(steps=files["steps"], train=files["rollouts"]), step=action.step, run=version.run or "",
+        stop_on=version.running.watch.stop_on, parts=[part.model_dump() for part in parts], while_waiting=beat,
+    )
+    return {"futile": list(look.futile), "findings": [f.model_dump(include={"id", "severity", "text"}) for f in look.findings]}
+
+
+def _analyse(action: Analyse, state: CampaignState, lease: Lease, beat: Callable[[], None]) -> Event:
+    version, harness = state.versions[action.version], state.harness
+    assert harness is not None
+    lease.check()
+    if version.node.paths.analysis(harness.id).exists():  # of results that are no longer there
+        quarantine(version.node.paths.analysis(harness.id))
+    found = run_analysis(version.node.paths, harness, version_inputs(version.node.paths), while_waiting=beat)
+    return {"harness": harness.id, "seconds": found.seconds, "findings": [f.model_dump(include={"id", "severity", "text"}) for f in found.findings]}

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from evo_hpc.config.yaml_io import dump_tree, load_tree, plain
-from evo_hpc.controller.state import CampaignState
+from evo_hpc.controller.state import CampaignState, VersionState
 from evo_hpc.dispatch.local import JobStatus, load_result
 from evo_hpc.errors import UserError
-from evo_hpc.jobs.outputs import EvaluateOutputs, SuperviseOutputs, TrainOutputs, parse_outputs
+from evo_hpc.jobs.outputs import EvaluateOutputs, Part, SuperviseOutputs, TrainOutputs, parse_outputs
 from evo_hpc.jobs.spec import Blame, JobSpec, Record, load_spec
 from evo_hpc.paths import COMPLETE, CampaignPaths, JobPaths
 from evo_hpc.store.atomic import AlreadyWritten, StoreError, read_json, write_bytes, write_json_once
@@ -28,8 +28,33 @@ def commit(state: CampaignState, status: JobStatus, lease: Lease) -> None:
         write_record(status, lease, state="done")
 
 
+def commit_stopped(state: CampaignState, version: VersionState, status: JobStatus, lease: Lease) -> None:
+    """Publish the steps of a run up to the look that ended it, without a policy, then write the record of its job."""
+    look, paths = version.stopped_early, version.node.paths
+    assert look is not None and version.run is not None
+    lease.check()
+    files = _parts(state.paths.root, [Part.model_validate(part) for part in look.parts], status.job)
+    publish_folder(paths.train, files, {
+        "version": version.id, "step": look.step, "run": version.run, "job": status.job.root.name, "attempt": status.job.attempt,
+        "stopped_early": {"step": look.step, "findings": list(look.futile)},
+    })
+    if status.record is None:
+        write_record(status, lease, state="stopped_early")
+
+
+def _parts(root: Path, parts: list[Part], job: JobPaths) -> dict[str, Path]:
+    """The table files of a run, checked by hash, by their names in the published folder. Raises StoreError."""
+    files: dict[str, Path] = {}
+    for part in parts:
+        source = root / part.path
+        if not source.is_file() or source.stat().st_size != part.bytes or sha256(source) != part.sha256:
+            raise StoreError(f"{source}: missing or changed since the job wrote it; remove {job.root.parent} to train this version again")
+        files[f"{part.table}/{source.name}"] = source
+    return files
+
+
 def write_record(
-    status: JobStatus, lease: Lease, *, state: Literal["done", "failed"], blame: Blame | None = None, error: str | None = None
+    status: JobStatus, lease: Lease, *, state: Literal["done", "failed", "stopped_early"], blame: Blame | None = None, error: str | None = None
 ) -> None:
     """The controller's final word on an attempt."""
     starts = status.job.starts()
@@ -79,12 +104,7 @@ def _commit_training(state: CampaignState, spec: JobSpec, job: JobPaths, outputs
         raise UserError(f"{version.node.paths.recipe_yaml}: the recipe, init, seed or training tasks changed while {spec.name} ran; restore "
                         f"them, or remove {job.root} to train what the files say now")
     root, train = state.paths.root, version.node.paths.train
-    files: dict[str, Path] = {}
-    for part in made.parts:
-        source = root / part.path
-        if not source.is_file() or source.stat().st_size != part.bytes or sha256(source) != part.sha256:
-            raise StoreError(f"{source}: missing or changed since the job wrote it; remove {job.root.parent} to train this version again")
-        files[f"{part.table}/{source.name}"] = source
+    files = _parts(root, made.parts, job)
     files.update(_tree(root / made.checkpoint, version.node.paths.checkpoint(made.step).relative_to(train).as_posix()))
     files.update(_tree(root / made.policy, version.node.paths.policy(made.step).relative_to(train).as_posix()))
     files[version.node.paths.effective_yaml.name] = _effective(state.paths, spec, job, made)

@@ -23,6 +23,8 @@ SUITE = "dev"
 METHOD: Method = "studentized"
 """Bootstrap-t over whole tasks; the t interval is reported beside it."""
 REPORTED_ALPHA = 0.05
+SCORE_DIFFERENCE = (-1.0, 1.0)
+"""What the difference of two scores can be at all."""
 _TAIL_DRAWS = 50
 """Resamples beyond each end of an interval, at least: the alpha of later looks is small."""
 
@@ -49,7 +51,7 @@ def compare(paths: CampaignPaths, campaign: Campaign, parent: VersionState, chil
     def interval(alpha: float, method: Method = METHOD) -> Interval:
         seed = derive_seed(campaign.seed, "gate", child.id, parent.id, after.epoch) % 2**32
         draws = max(campaign.gate.draws, math.ceil(2 * _TAIL_DRAWS / alpha))
-        found = paired_bootstrap(*scores, tasks=after.task_ids, k=after.k, draws=draws, alpha=alpha, seed=seed, method=method)
+        found = paired_bootstrap(*scores, tasks=after.task_ids, k=after.k, draws=draws, alpha=alpha, seed=seed, method=method, bounds=SCORE_DIFFERENCE)
         return Interval(**asdict(found), excludes_zero=found.excludes_zero and not found.degenerate)
 
     comparison = Comparison(

@@ -5,10 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from evo_hpc.agent.proposal import Round
+from evo_hpc.agent.propose import propose
+from evo_hpc.config.recipe import Recipe
+from evo_hpc.controller.judge import evidence_of
+from evo_hpc.controller.readings import next_look
 from evo_hpc.controller.state import CampaignState, VersionState
+from evo_hpc.controller.watching import Running
 from evo_hpc.dispatch.local import JobStatus
 from evo_hpc.jobs.spec import Blame, JobKind
 from evo_hpc.lineage.identity import digest
+from evo_hpc.lineage.version import Prediction, Version
 from evo_hpc.paths import JobPaths, version_id
 
 ROOT, FIRST = version_id(0), version_id(1)
@@ -20,12 +27,22 @@ class MakeTasks:
 
 
 @dataclass(frozen=True)
-class CreateVersion:
-    """Make a version's folder from the campaign's own recipe."""
+class MakeHarness:
+    """Number and copy the analyzers and rules as they lie on disk now."""
 
-    id: str
-    parent: str | None
-    steps: int
+    number: int
+
+
+@dataclass(frozen=True)
+class CreateVersion:
+    """Make a version's folder."""
+
+    version: Version
+    recipe: Recipe
+
+    @property
+    def id(self) -> str:
+        return self.version.id
 
 
 @dataclass(frozen=True)
@@ -64,14 +81,59 @@ class GiveUp:
 
 
 @dataclass(frozen=True)
+class Watch:
+    """Have the live analyzers look at a training run up to a step."""
+
+    version: str
+    step: int
+
+
+@dataclass(frozen=True)
+class Stop:
+    """Ask the training job of a run that the futility rule has ended to end."""
+
+    version: str
+    status: JobStatus
+
+
+@dataclass(frozen=True)
+class EndEarly:
+    """Publish what a run that the futility rule has ended left behind, and write its job's record."""
+
+    version: str
+    status: JobStatus
+
+
+@dataclass(frozen=True)
+class Analyse:
+    """Have all analyzers look at a version."""
+
+    version: str
+
+
+@dataclass(frozen=True)
 class Compare:
-    """Look at dev: a version against a parent."""
+    """Look at dev: a version against a parent or the incumbent."""
 
     version: str
     against: str
 
 
-Action = MakeTasks | CreateVersion | Submit | Start | Commit | GiveUp | Compare
+@dataclass(frozen=True)
+class Decide:
+    """Write a version's decision."""
+
+    version: str
+
+
+@dataclass(frozen=True)
+class Propose:
+    """Write down what the agent proposes next."""
+
+    round: Round
+
+
+Action = MakeTasks | MakeHarness | CreateVersion | Submit | Start | Commit | GiveUp | Watch | Stop | EndEarly | Analyse | Compare | Decide | Propose
 
 
 @dataclass(frozen=True)
@@ -93,47 +155,114 @@ class Plan:
     done: bool
 
 
-def make_plan(state: CampaignState, generation: int) -> Plan:
-    """The next actions. Called again after they are done; the same state gives the same plan."""
-    planner = _Planner(state, generation)
+def make_plan(state: CampaignState, generation: int, until: str | None = None) -> Plan:
+    """The next actions, `until` a version is decided. Called again after they are done; the same state gives the same plan."""
+    planner = Planner(state, generation, until)
     planner.plan()
     running = tuple(s for s in state.all_jobs() if s.phase == "running")
     actions = planner.limited(len(running))
-    done = not planner.actions and not running and not planner.blockers
+    awaited = [s for s in running if s.job.owner.name not in state.versions or planner.wanted(s.job.owner.name)]
+    if not planner.actions and not awaited and not planner.blockers:
+        planner.block_what_stands_still()
+    done = not planner.actions and not awaited and not planner.blockers
     return Plan(actions, running, tuple(planner.blockers), done)
 
 
-class _Planner:
-    def __init__(self, state: CampaignState, generation: int) -> None:
-        self.state, self.generation = state, generation
+class Planner:
+    """Collects actions and blockers; `work` and `end` bring any one piece of work forward."""
+
+    def __init__(self, state: CampaignState, generation: int, until: str | None) -> None:
+        self.state, self.generation, self.until = state, generation, until
         self.actions: list[Action] = []
         self.blockers: list[Blocker] = []
+        self._wanted = _needed(state, until)
 
     def plan(self) -> None:
         state = self.state
         if state.tasks is None:
             self.actions.append(MakeTasks())
             return
-        if ROOT not in state.versions:
-            self.actions.append(CreateVersion(ROOT, None, 0))
+        if state.harness is None or state.harness.digest != state.found.digest:
+            self.actions.append(MakeHarness(1 + (state.harness.number if state.harness else 0)))
             return
-        if FIRST not in state.versions:
-            self.actions.append(CreateVersion(FIRST, ROOT, state.settings.recipe.steps))
+        if missing := self._missing_version():
+            self.actions.append(missing)
             return
+        wanted = [version for version in state.versions.values() if self.wanted(version.id)]
+        held = {s.job.root for v in state.versions.values() for s in v.jobs.get("train", []) if self._held(v)}
         for status in state.all_jobs():
-            if status.phase == "finished":  # also one whose outputs are there: a kill can fall between them and the record
-                self._end(status)
+            # Also one whose outputs are there: a kill can fall between them and the record.
+            if status.phase == "finished" and status.job.root not in held:
+                self.end(status)
         if state.base_policy is None:
             campaign = state.settings.campaign
             work = digest([campaign.base_model.model_dump(mode="json"), campaign.domain.model_dump(mode="json")])
-            self._work("base", "supervise", state.base_jobs, {}, work)
-        for version in state.versions.values():
+            self.work("base", "supervise", state.base_jobs, {}, work)
+        for version in wanted:
             self._version(version)
+        undecided = [version for version in wanted if version.node.version.parents and version.decision is None]
+        if undecided:
+            self._decide(undecided[0])
+        elif not self.actions and len(wanted) == len(state.versions):
+            self._propose()
+
+    def wanted(self, version: str) -> bool:
+        """Whether this run is to bring a version forward."""
+        return self.until is None or _number(version) <= _number(self.until) or version in self._wanted
+
+    def _missing_version(self) -> CreateVersion | None:
+        """The first version that the campaign or a round calls for and that has no folder yet."""
+        state, recipe = self.state, self.state.settings.recipe
+        if ROOT not in state.versions:
+            root = Version(id=ROOT, author="campaign", hypothesis="The base policy as it is, without RL.")
+            return CreateVersion(root, recipe.model_copy(update={"steps": 0}))
+        if FIRST not in state.versions and self.wanted(FIRST):
+            return CreateVersion(_first_version(), recipe)
+        for each in state.rounds:
+            for proposal in each.proposals:
+                if proposal.version.id not in state.versions and self.wanted(proposal.version.id):
+                    return CreateVersion(proposal.version, proposal.recipe)
+        return None
+
+    def _held(self, version: VersionState) -> bool:
+        """Whether a training run must wait for the watch, or was ended by it: its job's end is not the run's end then. So it is
+        while nobody can tell which run the job was for, because its init or the tasks are gone."""
+        if not version.trained and version.run is None:
+            return True
+        return version.stopped_early is not None or (version.running is not None and self._next_watch(version, version.running) is not None)
+
+    def _next_watch(self, version: VersionState, running: Running) -> int | None:
+        looked = version.watches[-1].step if version.watches else 0
+        return running.next_look(looked, version.node.recipe.steps)
+
+    def _training(self, version: VersionState) -> None:
+        """Bring a training run forward: work, looks of the watch, or its early end."""
+        attempts = version.jobs.get("train", [])
+        if version.run is None:
+            source = self.state.versions.get(version.node.init.partition("@")[0])
+            if source is not None and source.stopped_early is not None:
+                self.blockers.append(Blocker(f"{version.id} train", "user", f"{version.node.paths.version_yaml}: init {version.node.init}: that run was "
+                                             "stopped early and has no policy; name another init"))
+        elif version.stopped_early is not None:
+            last = attempts[-1] if attempts else None
+            if last is None:
+                self.blockers.append(Blocker(f"{version.id} train", "user", f"{version.node.paths.root}: its watch/ says that the run was stopped "
+                                             "early, but its jobs/ are gone; remove watch/ too, to train it again"))
+            else:
+                self.actions.append(Stop(version.id, last) if last.phase == "running" else EndEarly(version.id, last))
+        elif version.running is not None and (step := self._next_watch(version, version.running)) is not None:
+            self.actions.append(Watch(version.id, step))
+        else:
+            assert version.init is not None
+            params = {"recipe": version.node.recipe.model_dump(mode="json"), "run": version.run, "init": version.init}
+            self.work(version.id, "train", version.jobs, params, version.run)
 
     def _version(self, version: VersionState) -> None:
-        if not version.trained and version.init is not None and version.run is not None:
-            params = {"recipe": version.node.recipe.model_dump(mode="json"), "run": version.run, "init": version.init}
-            self._work(version.id, "train", version.jobs, params, version.run)
+        if not version.trained:
+            self._training(version)
+        elif version.stopped_early is not None and (last := version.jobs.get("train", [])[-1:]) and last[0].record is None:
+            # Killed between the publishing and the record.
+            self.actions.append(Stop(version.id, last[0]) if last[0].phase == "running" else EndEarly(version.id, last[0]))
         missing = [suite for suite, record in version.evaluations.items() if record is None]
         if version.policy is not None and missing:
             prompt = version.node.recipe.tool_use.system_prompt
@@ -142,11 +271,44 @@ class _Planner:
                  "system_prompt": prompt}
                 for suite in missing
             ]}
-            self._work(version.id, "evaluate", version.jobs, params, self._evaluation_work(version, params))
-        for name in version.node.version.parents:
-            parent = self.state.versions[name]
-            if parent.evaluations["dev"] and version.evaluations["dev"] and not version.compared_with(parent):
-                self.actions.append(Compare(version.id, name))
+            self.work(version.id, "evaluate", version.jobs, params, self._evaluation_work(version, params))
+        if version.over and version.analysis is None:
+            self.actions.append(Analyse(version.id))
+
+    def _decide(self, version: VersionState) -> None:
+        """Take the next look at dev for the first undecided version, or decide: strictly in the order of ids, so that the looks
+        and their alpha do not depend on which job was faster."""
+        known = [version, *(self.state.versions[parent] for parent in version.node.version.parents)]
+        if not all(each.over and each.analysis is not None for each in known):
+            return  # a prediction may speak of what was found in a parent
+        against = next_look(self.state, version)
+        if against is None:
+            self.actions.append(Decide(version.id))
+        elif self.state.versions[against].evaluations["dev"] is not None:
+            self.actions.append(Compare(version.id, against))
+        elif self.state.versions[against].stopped_early is not None:
+            self.blockers.append(Blocker(version.id, "user", f"{version.node.paths.version_yaml}: {against}, which it is to be compared with, was stopped "
+                                         "early and has no score"))
+
+    def _propose(self) -> None:
+        """Ask the agent once for each state of knowledge; an empty round is its last word on it."""
+        state, search = self.state, self.state.settings.campaign.search
+        left = search.proposals - sum(len(each.proposals) for each in state.rounds)
+        if search.agent == "none" or left <= 0 or not all(v.over and v.analysis for v in state.versions.values()):
+            return
+        assert state.harness is not None
+        decided = list(state.versions)
+        made = all(proposal.version.id in state.versions for each in state.rounds for proposal in each.proposals)
+        if not made or not self.wanted(version_id(1 + max(map(_number, decided)))):
+            return  # a later run asks
+        last = state.rounds[-1] if state.rounds else None
+        if last is not None and (last.decided, last.harness) == (decided, state.harness.id):
+            return
+        proposals, considered = propose(evidence_of(state), state.rules(), width=search.width, left=left)
+        self.actions.append(Propose(Round(
+            number=len(state.rounds) + 1, harness=state.harness.id, incumbent=state.incumbent_before(None), decided=decided,
+            proposals=proposals, considered=considered, generation=self.generation,
+        )))
 
     def _evaluation_work(self, version: VersionState, params: dict[str, Any]) -> str:
         campaign, tasks = self.state.settings.campaign, self.state.tasks
@@ -155,7 +317,7 @@ class _Planner:
         sets = {e["suite"]: tasks.splits[e["suite"]].task_set for e in params["evaluations"]}
         return digest([params, how, campaign.seed, version.policy_identity, sets])
 
-    def _work(self, owner: str, kind: JobKind, jobs: dict[JobKind, list[JobStatus]], params: dict[str, Any], work: str) -> None:
+    def work(self, owner: str, kind: JobKind, jobs: dict[JobKind, list[JobStatus]], params: dict[str, Any], work: str) -> None:
         """Bring one piece of work forward: its outputs are not there yet."""
         attempts = jobs.get(kind, [])
         if not attempts:
@@ -178,7 +340,8 @@ class _Planner:
                 died = f"died {last.starts} times without a result; see the logs below {last.job.root}"
                 self.actions.append(GiveUp(last, "infrastructure", died))
 
-    def _end(self, status: JobStatus) -> None:
+    def end(self, status: JobStatus) -> None:
+        """A job has its result: commit it, or give the attempt up."""
         assert status.result is not None
         if status.result.outcome == "done":
             self.actions.append(Commit(status))
@@ -202,6 +365,13 @@ class _Planner:
         else:
             self.actions.append(again)
 
+    def block_what_stands_still(self) -> None:
+        """Nothing is to be done, yet a version that this run is to bring forward is not decided: say so rather than call it done."""
+        for version in self.state.versions.values():
+            if self.wanted(version.id) and version.decision is None and version.node.version.parents:
+                self.blockers.append(Blocker(version.id, "user", f"{version.node.paths.root}: nothing brings it forward; look at its parents and its init "
+                                             f"in {version.node.paths.version_yaml.name}, or remove the folder"))
+
     def limited(self, running: int) -> tuple[Action, ...]:
         """The actions, starts only as far as there is room."""
         room = self.state.settings.cluster.max_parallel_jobs - running
@@ -213,3 +383,27 @@ class _Planner:
                 room -= 1
             allowed.append(action)
         return tuple(allowed)
+
+
+def _needed(state: CampaignState, until: str | None) -> set[str]:
+    """What the versions up to `until` need: their parents and where they start, and so on, whatever their ids."""
+    found: set[str] = set()
+    waiting = [version for version in state.versions if until is not None and _number(version) <= _number(until)]
+    while waiting:
+        node = state.versions[waiting.pop()].node
+        for each in (*node.version.parents, node.init.partition("@")[0]):
+            if each in state.versions and each not in found:
+                found.add(each)
+                waiting.append(each)
+    return found
+
+
+def _number(version: str) -> int:
+    return int(version[1:])
+
+
+def _first_version() -> Version:
+    return Version(
+        id=FIRST, parents=[ROOT], author="campaign", hypothesis="GRPO with the campaign's recipe raises the score on dev over the base policy.",
+        prediction=Prediction(metric="dev/avg_at_k", direction="up", by=0.0), rollback=f"Go on from {ROOT}.",
+    )

@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
+from evo_hpc.agent.proposal import Round, read_round
+from evo_hpc.agent.rules import Rules, load_rules
 from evo_hpc.config.campaign import Campaign
 from evo_hpc.config.cluster import Cluster
 from evo_hpc.config.recipe import Recipe
 from evo_hpc.config.yaml_io import load_model
+from evo_hpc.controller.copied import results_of_others
+from evo_hpc.controller.decided import decision_problems
 from evo_hpc.controller.tasks import TasksManifest, check_task_files, domain_of, read_manifest
+from evo_hpc.controller.watching import Running, read_running
 from evo_hpc.dispatch.local import JobStatus, observe
-from evo_hpc.errors import UserError
+from evo_hpc.errors import EvoError, UserError
 from evo_hpc.evaluation.scores import BadEvaluation, EvaluationRecord, read_evaluation
+from evo_hpc.harness.analysis import Analysis, StaleAnalysis, WatchLook, read_analysis, read_watches
+from evo_hpc.harness.harness import Found, Harness, current_harness, discover
 from evo_hpc.jobs.spec import JobKind
 from evo_hpc.lineage.comparison import Comparison, read_comparison
+from evo_hpc.lineage.decision import BadDecision, Decision, read_decision
 from evo_hpc.lineage.identity import policy_identity, run_identity
 from evo_hpc.lineage.looks import Look, check_alpha, read_looks
 from evo_hpc.lineage.tree import BadLineage, Node, load_tree_nodes, read_hooks
-from evo_hpc.paths import COMPLETE, CampaignPaths, OwnerPaths
+from evo_hpc.paths import COMPLETE, CampaignPaths, OwnerPaths, version_id
 from evo_hpc.rollout.reward import check_weights
 from evo_hpc.store.manifest import Torn, read_complete
 
@@ -50,15 +59,37 @@ class VersionState:
     jobs: dict[JobKind, list[JobStatus]]
     comparisons: tuple[Comparison, ...]
     """Oldest look first."""
+    running: Running | None = None
+    """Its training run as far as it has got; null once it is published, and before it has started."""
+    watches: tuple[WatchLook, ...] = ()
+    """Earliest step first."""
+    analysis: Analysis | None = None
+    """What the current harness found; null while it has not looked."""
+    decision: Decision | None = None
 
     @property
     def id(self) -> str:
         return self.node.id
 
-    def compared_with(self, parent: VersionState) -> bool:
-        """Whether these very evaluations of the two have been compared on dev."""
-        pair = (_id(parent.evaluations["dev"]), _id(self.evaluations["dev"]))
-        return any(c.against == parent.id and c.look.evaluations == pair for c in self.comparisons)
+    @property
+    def stopped_early(self) -> WatchLook | None:
+        """The look at which the futility rule stopped its training, whether or not the job has ended yet."""
+        return next((look for look in self.watches if look.futile), None)
+
+    @property
+    def evaluated(self) -> bool:
+        """Whether every suite has been scored."""
+        return all(record is not None for record in self.evaluations.values())
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing more will come of it: scored, or stopped early and published."""
+        return self.trained and (self.stopped_early is not None or self.evaluated)
+
+    def comparison_with(self, other: VersionState) -> Comparison | None:
+        """The comparison of these very evaluations of the two on dev."""
+        pair = (_id(other.evaluations["dev"]), _id(self.evaluations["dev"]))
+        return next((c for c in self.comparisons if c.against == other.id and c.look.evaluations == pair), None)
 
 
 def _id(record: EvaluationRecord | None) -> str | None:
@@ -77,6 +108,32 @@ class CampaignState:
     """Folder of the base policy, relative to the campaign; null while there is none."""
     base_jobs: dict[JobKind, list[JobStatus]]
     versions: dict[str, VersionState]
+    """In the order of their ids."""
+    found: Found
+    """Analyzers and rules as they lie on disk now."""
+    harness: Harness | None
+    """The newest numbered copy of them; null before the first."""
+    rounds: tuple[Round, ...]
+
+    @property
+    def root(self) -> VersionState | None:
+        """The version without RL that everything starts from."""
+        return self.versions.get(version_id(0))
+
+    def incumbent_before(self, version: str | None) -> str:
+        """The version to beat when `version` is decided (None: now): the last one promoted among those with lower ids."""
+        incumbent = version_id(0)
+        for state in self.versions.values():
+            if state.id == version:
+                break
+            if state.decision is not None and state.decision.promoted:
+                incumbent = state.id
+        return incumbent
+
+    def rules(self) -> Rules:
+        """The rules of the current harness. Raises BadRules."""
+        assert self.harness is not None
+        return load_rules(self.harness.paths.rules)
 
     def all_jobs(self) -> list[JobStatus]:
         """Every attempt of every owner."""
@@ -126,12 +183,36 @@ def read_state(paths: CampaignPaths, *, hashes: bool = False) -> CampaignState:
         check_task_files(paths, tasks)
     base_policy, looks = base_policy_of(paths, settings), read_looks(paths)
     check_alpha(paths, looks, settings.campaign.gate.alpha)
-    versions = {
-        node.id: _version_state(paths, settings, node, nodes, base_policy, tasks, looks) for node in nodes.values()
-    }
-    return CampaignState(
+    found, harness = discover(paths), current_harness(paths)
+    versions = {}
+    for node in nodes.values():
+        try:
+            versions[node.id] = _version_state(paths, settings, node, nodes, base_policy, tasks, looks, harness)
+        except EvoError as error:
+            if brought := results_of_others(node.paths):
+                raise BadLineage(f"{node.paths.root}: was copied together with results of another version ({', '.join(p.name for p in brought)}). "
+                                 f"Remove them and it is trained as its own: rm -r {' '.join(shlex.quote(str(p)) for p in brought)}") from error
+            raise
+    state = CampaignState(
         paths=paths, settings=settings, tasks=tasks, base_policy=base_policy, base_jobs=_jobs(paths.base, "base"), versions=versions,
+        found=found, harness=harness, rounds=_rounds(paths),
     )
+    if problems := list(decision_problems(state)):
+        raise BadDecision("\n".join(problems))
+    return state
+
+
+def _rounds(paths: CampaignPaths) -> tuple[Round, ...]:
+    """All rounds, in order. Raises BadLineage on a gap: what was proposed, and how many proposals are left, is no longer known."""
+    rounds = []
+    for expected, (number, path) in enumerate(paths.rounds(), start=1):
+        found = read_round(path)
+        if (number, found.number) != (expected, expected):
+            raise BadLineage(f"{path}: round {found.number} where round {expected} is expected; one was removed or renamed by hand. Restore "
+                             f"{paths.round(expected)} from a backup, or remove the rounds from there on: the agent is asked again")
+        rounds.append(found)
+    return tuple(rounds)
+
 
 
 def _jobs(folder: OwnerPaths, owner: str) -> dict[JobKind, list[JobStatus]]:
@@ -168,7 +249,7 @@ def base_policy_of(paths: CampaignPaths, settings: Settings) -> str | None:
 
 def _version_state(
     paths: CampaignPaths, settings: Settings, node: Node, nodes: dict[str, Node], base_policy: str | None,
-    tasks: TasksManifest | None, looks: list[Look],
+    tasks: TasksManifest | None, looks: list[Look], harness: Harness | None,
 ) -> VersionState:
     jobs = _jobs(node.paths, node.id)
     init = _init(paths, node, nodes, base_policy)
@@ -178,10 +259,17 @@ def _version_state(
             node.recipe, node.hooks, init=policy_identity(paths.root / init), seed=settings.campaign.seed,
             task_set=tasks.splits["train"].task_set,
         )
-    trained = node.recipe.steps == 0 or node.paths.train.exists()
-    if node.paths.train.exists():
-        _check_training(node, run)
-    policy = init if node.recipe.steps == 0 else node.paths.policy(node.policy_step).relative_to(paths.root).as_posix() if trained else None
+    published = node.paths.train.exists()
+    # Looks at another run are of a recipe that was edited meanwhile; while the init or the tasks are gone nobody can tell.
+    watches = tuple(look for look in read_watches(node.paths) if run is None or look.run == run)
+    stopped = any(look.futile for look in watches)
+    if published:
+        _check_training(node, run, stopped)
+    policy = None
+    if node.recipe.steps == 0:
+        policy = init
+    elif published and not stopped:
+        policy = node.paths.policy(node.policy_step).relative_to(paths.root).as_posix()
     identity = policy_identity(paths.root / policy) if policy else None
     evaluations = {suite: read_evaluation(node.paths, suite) for suite in settings.campaign.evaluation.suites}
     for suite, record in evaluations.items():
@@ -189,9 +277,20 @@ def _version_state(
             raise BadEvaluation(f"{node.paths.evaluation(suite)}: made of another policy than this version has now; remove it: the version is "
                                 "evaluated again")
     return VersionState(
-        node=node, trained=trained, policy=policy, policy_identity=identity, init=init, run=run, jobs=jobs, evaluations=evaluations,
-        comparisons=tuple(_comparison(node, path, looks) for path in node.paths.comparisons()),
+        node=node, trained=published or node.recipe.steps == 0, policy=policy, policy_identity=identity, init=init, run=run, jobs=jobs,
+        evaluations=evaluations, comparisons=tuple(_comparison(node, path, looks) for path in node.paths.comparisons()),
+        running=None if published else read_running(paths.root, jobs.get("train", []), run), watches=watches,
+        analysis=_analysis(node, harness) if harness else None,
+        decision=read_decision(node.paths.decision_yaml) if node.paths.decision_yaml.exists() else None,
     )
+
+
+def _analysis(node: Node, harness: Harness) -> Analysis | None:
+    """What the harness found in the results that are there; what it found in others is made anew."""
+    try:
+        return read_analysis(node.paths, harness.id)
+    except StaleAnalysis:
+        return None
 
 
 def _comparison(node: Node, path: Path, looks: list[Look]) -> Comparison:
@@ -201,7 +300,7 @@ def _comparison(node: Node, path: Path, looks: list[Look]) -> Comparison:
     return found
 
 
-def _check_training(node: Node, run: str | None) -> None:
+def _check_training(node: Node, run: str | None, stopped: bool) -> None:
     """Raise UserError unless the committed training is whole, this version's, and of the recipe that stands beside it."""
     try:
         meta = read_complete(node.paths.train)["meta"]
@@ -214,6 +313,9 @@ def _check_training(node: Node, run: str | None) -> None:
         raise BadLineage(f"{node.paths.train}: was trained with another recipe, init, seed or training tasks than the files say now: {node.paths.recipe_yaml}, "
                          f"{node.paths.version_yaml} (init), or seed and base_model in campaign.yaml was edited after training. Restore it; "
                          f"{node.paths.effective_yaml} has the recipe that was trained. To try another, add a version under a new id")
+    if run is not None and bool(meta.get("stopped_early")) != stopped:
+        raise BadLineage(f"{node.paths.train}: was {'stopped early' if meta.get('stopped_early') else 'trained to the end'}, which watch/ beside it "
+                         "contradicts: one of the two was changed by hand. Restore it, or remove both and jobs/ to train the version again")
 
 
 def _init(paths: CampaignPaths, node: Node, nodes: dict[str, Node], base_policy: str | None) -> str | None:

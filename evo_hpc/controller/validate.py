@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
+from evo_hpc.agent.proposal import read_round
+from evo_hpc.agent.rules import load_rules
 from evo_hpc.config.campaign import Campaign
 from evo_hpc.config.cluster import Cluster
 from evo_hpc.config.recipe import Recipe
 from evo_hpc.config.yaml_io import load_model
+from evo_hpc.controller.names import check_names
 from evo_hpc.controller.state import base_policy_of, load_settings, read_state
 from evo_hpc.controller.tasks import check_task_files, read_manifest
 from evo_hpc.dispatch.local import observe
@@ -17,10 +21,18 @@ from evo_hpc.evaluation.scores import read_evaluation
 from evo_hpc.jobs.spec import load_spec
 from evo_hpc.lineage.comparison import read_comparison
 from evo_hpc.lineage.looks import read_looks
+from evo_hpc.harness.analysis import read_analysis, read_watches
+from evo_hpc.harness.harness import current_harness, discover
+from evo_hpc.harness.runner import check as check_analyzers
+from evo_hpc.lineage.decision import read_decision
+from evo_hpc.lineage.sealed import sealed_problems
 from evo_hpc.lineage.tree import load_tree_nodes
 from evo_hpc.paths import COMPLETE, CampaignPaths
 from evo_hpc.store.lease import current_owner
 from evo_hpc.store.manifest import read_complete
+
+
+T = TypeVar("T")
 
 
 def find_problems(paths: CampaignPaths) -> list[str]:
@@ -28,7 +40,7 @@ def find_problems(paths: CampaignPaths) -> list[str]:
     problems: list[str] = []
     seen: set[str] = set()
 
-    def check(what: Callable[[], object]) -> object:
+    def check(what: Callable[[], T]) -> T | None:
         try:
             return what()
         except OSError as error:
@@ -47,12 +59,22 @@ def find_problems(paths: CampaignPaths) -> list[str]:
     for path, model in ((paths.campaign_yaml, Campaign), (paths.recipe_yaml, Recipe), (paths.cluster_yaml, Cluster)):
         if path.exists():
             check(lambda path=path, model=model: load_model(path, model))
-    check(lambda: read_state(paths, hashes=True))
+    state = check(lambda: read_state(paths, hashes=True))
+    if state is not None:
+        check(lambda: check_names(state))
     settings = check(lambda: load_settings(paths))
     if settings is not None:
         tasks = check(lambda: read_manifest(paths, settings.campaign))
         if tasks is not None:
             check(lambda: check_task_files(paths, tasks))
+            for line in check(lambda: sealed_problems(paths, tasks.splits["sealed"].task_set)) or []:
+                _add(line)
+    found = check(lambda: discover(paths))
+    if found is not None:
+        check(lambda: [load_rules(found.rules), check_analyzers(found.analyzers)])
+    check(lambda: current_harness(paths))
+    for _, path in paths.rounds():
+        check(lambda path=path: read_round(path))
     looks = check(lambda: read_looks(paths))
     check(lambda: current_owner(paths))
     for line in load_tree_nodes(paths)[1]:
@@ -60,9 +82,14 @@ def find_problems(paths: CampaignPaths) -> list[str]:
     for version in paths.versions():
         for suite in ("dev", "probe"):
             check(lambda version=version, suite=suite: read_evaluation(version, suite))
+        if version.decision_yaml.exists():
+            check(lambda version=version: read_decision(version.decision_yaml))
+        for _, analysis in version.analyses():
+            check(lambda version=version, analysis=analysis: read_analysis(version, analysis.name))
+        check(lambda version=version: read_watches(version))
         for comparison in version.comparisons():
             check(lambda comparison=comparison: read_comparison(comparison, looks) if looks is not None else None)
-    for owner in (paths.base, *paths.versions()):
+    for owner in (paths.base, paths.final, *paths.versions()):
         for job in owner.jobs():
             check(lambda job=job: observe(job))
             check(lambda job=job: load_spec(job) if job.spec.exists() else None)

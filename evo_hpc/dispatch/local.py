@@ -121,6 +121,7 @@ class LocalExecutor:
 
     cluster: Cluster
     _children: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    _asked: set[tuple[Path, int]] = field(default_factory=set)
 
     def submit(self, job: JobPaths, spec: JobSpec, work: str, lease: Lease) -> None:
         """Commit the intent. Nothing runs before it is on disk; a second call changes nothing."""
@@ -156,10 +157,13 @@ class LocalExecutor:
         """Collect ended children, so that they do not linger as zombies."""
         self._children = [child for child in self._children if child.poll() is None]
 
-    def stop(self, status: JobStatus) -> None:
-        """Ask a running attempt to save and end."""
-        if status.pid is not None:
-            try:
-                os.kill(status.pid, signal.SIGTERM)
-            except ProcessLookupError:
-                pass
+    def stop(self, status: JobStatus) -> bool:
+        """Ask a running attempt to save and end; whether it had not been asked before."""
+        if status.pid is None or (status.job.root, status.pid) in self._asked:
+            return False
+        self._asked.add((status.job.root, status.pid))
+        try:
+            os.kill(status.pid, signal.SIGTERM)
+        except ProcessLookupError:
+            pass
+        return True

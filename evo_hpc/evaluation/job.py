@@ -16,6 +16,7 @@ from evo_hpc.domains.tokenizer import ChatTokenizer
 from evo_hpc.errors import UserError
 from evo_hpc.evaluation.epoch import epoch_components, epoch_of
 from evo_hpc.evaluation.scores import summarise
+from evo_hpc.evaluation.sealed import SEALED, SealedRead, hidden_ids, read_sealed_tasks, without_words
 from evo_hpc.jobs.context import RoleContext
 from evo_hpc.lineage.identity import policy_identity
 from evo_hpc.paths import COMPLETE, EVALUATION_PART
@@ -44,6 +45,18 @@ class EvaluateParams(Config):
     """What an evaluation job's spec holds."""
 
     evaluations: list[EvaluationSpec] = Field(min_length=1)
+    sealed: SealedRead | None = None
+    """The read under which the suite `sealed` may be evaluated."""
+
+
+def tasks_of(context: RoleContext, params: EvaluateParams) -> dict[str, list[Task]]:
+    """Tasks of every suite in the spec. Raises SealedRefused where sealed ones may not be read."""
+    suites = {spec.suite for spec in params.evaluations}
+    tasks = {suite: read_tasks(context.campaign_paths.tasks(suite)) for suite in suites - {SEALED}}
+    if SEALED in suites:
+        policies = {spec.version: spec.policy for spec in params.evaluations if spec.suite == SEALED}
+        tasks[SEALED] = read_sealed_tasks(context, params.sealed, policies)
+    return tasks
 
 
 def run(context: RoleContext) -> dict[str, Any]:
@@ -52,7 +65,7 @@ def run(context: RoleContext) -> dict[str, Any]:
     done = [spec for spec in params.evaluations if _carry_over(context, spec)]
     todo = [spec for spec in params.evaluations if spec not in done]
     if todo:
-        _Evaluator(context, todo).run()
+        _Evaluator(context, todo, tasks_of(context, params)).run()
     folders = [context.incarnation.evaluation(spec.version, spec.suite) for spec in params.evaluations]
     return {"evaluations": [
         {"version": spec.version, "suite": spec.suite, "folder": context.relative(folder)}
@@ -76,10 +89,9 @@ def _carry_over(context: RoleContext, spec: EvaluationSpec) -> bool:
 class _Evaluator:
     """One engine for all evaluations that are left."""
 
-    def __init__(self, context: RoleContext, todo: list[EvaluationSpec]) -> None:
-        self.context, self.todo = context, todo
+    def __init__(self, context: RoleContext, todo: list[EvaluationSpec], tasks: dict[str, list[Task]]) -> None:
+        self.context, self.todo, self.tasks = context, todo, tasks
         self.evaluation = context.campaign.evaluation
-        self.tasks = {spec.suite: read_tasks(context.campaign_paths.tasks(spec.suite)) for spec in todo}
         self.total = sum(len(self.tasks[spec.suite]) * self.evaluation.samples_per_task for spec in todo)
         self.finished, self.tokens, self.sampled_seconds = 0, 0, 0.0
         context.progress(stage="starting the engine", step=0, steps=self.total)
@@ -94,7 +106,7 @@ class _Evaluator:
             self.loaded, weight_version=todo[0].policy_step, max_model_len=longest, kv_cache_bytes=profile.kv_cache_mib << 20,
             dtype=profile.dtype, threads=profile.threads, seed=self.evaluation.seed,
         )
-        write_bytes(context.incarnation.effective(context.role), dump_tree(self.engine.effective_config()))
+        write_bytes(context.incarnation.effective(context.role), dump_tree({**self.engine.effective_config(), "start_seconds": context.seconds()}))
 
     def run(self) -> None:
         for spec in self.todo:
@@ -125,7 +137,9 @@ class _Evaluator:
         epoch = epoch_of(components)
         sampling = Sampling(evaluation.temperature, evaluation.top_p, evaluation.max_response_tokens, self.tokenizer.eos_ids)
         sampler = Sampler(self.engine, self.tokenizer, domain, sampling, Reward(weights={SCORE: 1.0}), spec.system_prompt)
-        groups = [Group(task.task_id, task, self._seeds(spec.suite, task)) for task in tasks]
+        hidden = hidden_ids(tasks) if spec.suite == SEALED else {}
+        shown = [hidden.get(task.task_id, task.task_id) for task in tasks]  # what an error of the engine may name
+        groups = [Group(name, task, self._seeds(spec.suite, task)) for name, task in zip(shown, tasks, strict=True)]
         common = {
             "campaign": self.context.spec.campaign, "version": spec.version, "suite": spec.suite,
             "policy_step": spec.policy_step, "trainer_step": None, "evaluator_epoch": epoch,
@@ -135,11 +149,13 @@ class _Evaluator:
         self.finished = before + len(rows)
         self.tokens += sum(row["response_tokens"] for row in rows)
         self.sampled_seconds += time.perf_counter() - began
+        if hidden:
+            rows = [without_words(row, hidden) for row in rows]
         self.context.check_claim()
         folder = self.context.incarnation.evaluation(spec.version, spec.suite)
         shutil.rmtree(folder, ignore_errors=True)
         write_table(folder / EVALUATION_PART, rows, ROLLOUT)
-        summary = summarise(rows, [task.task_id for task in tasks], evaluation.samples_per_task)
+        summary = summarise(rows, shown, evaluation.samples_per_task)
         complete(folder, {
             "version": spec.version, "suite": spec.suite, "policy": spec.policy, "policy_step": spec.policy_step,
             "policy_identity": policy_identity(self.loaded), "device": self.engine.effective_config()["device"], "epoch": epoch, "epoch_components": components, **summary,

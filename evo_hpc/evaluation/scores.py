@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from evo_hpc.domains.base import SCORE
@@ -65,12 +66,15 @@ def _component_means(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 def read_evaluation(version: VersionPaths, suite: str) -> EvaluationRecord | None:
     """The committed evaluation of a version on a suite, or None. Raises BadEvaluation when it is damaged."""
     folder = version.evaluation(suite)
-    if not folder.exists():
-        return None
+    return read_evaluation_folder(folder, version.id) if folder.exists() else None
+
+
+def read_evaluation_folder(folder: Path, version: str) -> EvaluationRecord:
+    """The committed evaluation in a folder. Raises BadEvaluation when it is damaged or another version's."""
     try:
         meta = read_complete(folder)["meta"]
-        if meta["version"] != version.id:
-            raise BadEvaluation(f"{folder}: belongs to {meta['version']}, not to {version.id}; a copied version starts without eval/: remove it here")
+        if meta["version"] != version:
+            raise BadEvaluation(f"{folder}: belongs to {meta['version']}, not to {version}; a copied version starts without eval/: remove it here")
         return EvaluationRecord(
             version=meta["version"], suite=meta["suite"], epoch=meta["epoch"], epoch_components=meta["epoch_components"],
             policy_step=meta["policy_step"], k=meta["k"], task_ids=meta["task_ids"], rollouts=meta["rollouts"],
@@ -87,7 +91,11 @@ def scores_by_task(version: VersionPaths, suite: str) -> dict[str, list[float]]:
 
     Reads what the completion record lists, hashes checked. Raises Torn.
     """
-    folder = version.evaluation(suite)
+    return scores_in_folder(version.evaluation(suite))
+
+
+def scores_in_folder(folder: Path) -> dict[str, list[float]]:
+    """The same, of the evaluation in a folder."""
     files = [folder / f["name"] for f in read_complete(folder, hashes=True)["files"] if f["name"].endswith(".parquet")]
     table = read_tables(files, ROLLOUT, ["task_id", "sample", "components", "error_class"])
     scores: dict[str, list[tuple[int, float]]] = {}

@@ -33,6 +33,8 @@ class RoleContext:
     incarnation: IncarnationPaths
     spec: JobSpec
     exchange: ExchangePaths
+    started: float = field(default_factory=time.monotonic)
+    """When the role's process got going, on the monotonic clock."""
     stop_requested: bool = False
     """Set by SIGTERM; long work looks at it between steps."""
     _progress: dict[str, Any] = field(default_factory=dict)
@@ -57,6 +59,10 @@ class RoleContext:
     def relative(self, path: Path) -> str:
         """The other way: how the spec and results name a path inside the campaign."""
         return path.relative_to(self.campaign_paths.root).as_posix()
+
+    def seconds(self) -> float:
+        """Since the role's process got going, for its own account."""
+        return round(time.monotonic() - self.started, 1)
 
     def check_claim(self) -> None:
         """Raise Superseded unless this incarnation may still commit."""

@@ -44,6 +44,14 @@ class Part(Config):
     sha256: str
 
 
+class PartsSoFar(Config):
+    """`parts.json` of an incarnation: the table parts that make up its run so far."""
+
+    run: str
+    """Identity of the run (lineage/identity.py)."""
+    parts: list[Part]
+
+
 class TrainOutputs(Config):
     """Of a training job."""
 
@@ -60,7 +68,7 @@ class EvaluationOutput(Config):
     """One finished evaluation."""
 
     version: Annotated[str, Field(pattern=r"^v\d{4,}$")]
-    suite: Literal["probe", "dev"]
+    suite: Literal["probe", "dev", "sealed"]
     folder: JobPath
 
 

@@ -100,7 +100,8 @@ class Result(Config):
 class Record(Config):
     """`record.json`: the controller's final word on an attempt, write-once."""
 
-    state: Literal["done", "failed"]
+    state: Literal["done", "failed", "stopped_early"]
+    """`stopped_early`: ended by the futility rule; what it left behind is published, without a policy."""
     incarnation: int | None
     """The one whose outputs count; null when none did."""
     blame: Blame | None = None

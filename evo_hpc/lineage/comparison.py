@@ -8,6 +8,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from evo_hpc.errors import UserError
+from evo_hpc.lineage.decision import Verdict
 from evo_hpc.lineage.identity import digest
 from evo_hpc.lineage.looks import BadLedger, Look
 from evo_hpc.store.atomic import read_json
@@ -62,6 +63,14 @@ class Comparison(BaseModel):
     """At 95 % by the t method, as a check."""
     digest: str = ""
     """Of everything above: shows a number changed by hand."""
+
+    @property
+    def verdict(self) -> Verdict:
+        """Where the interval at the look's alpha lies: above zero, around it, below it."""
+        seen = self.at_look_alpha
+        if not seen.excludes_zero:
+            return "not shown"
+        return "better" if seen.difference > 0 else "worse"
 
     def signed(self) -> Comparison:
         """With its digest."""

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator
 
 from evo_hpc.config.base import Config
+from evo_hpc.lineage.findings import Citation
 
 VersionId = Annotated[str, Field(pattern=r"^v\d{4,}$")]
 _INIT = re.compile(r"^(base|v\d{4,}@\d+)$")
@@ -17,7 +18,7 @@ class Prediction(Config):
     """A falsifiable effect: `metric` moves by at least `by` against the parent."""
 
     metric: str
-    """Metric or score, e.g. `dev/avg_at_k`."""
+    """A score, `dev/avg_at_k` or `probe/avg_at_k`, or an analyzer's measure, e.g. `signal.dead_group_fraction`."""
     direction: Literal["up", "down"]
     """Which way."""
     by: float
@@ -43,6 +44,10 @@ class Version(Config):
     """What would show that the hypothesis holds."""
     rollback: str = ""
     """What to do if it does not."""
+    rule: str | None = None
+    """The rule that proposed it, where the rule-based agent did."""
+    evidence: list[Citation] = Field(default_factory=list)
+    """Findings that the proposal rests on."""
 
     @field_validator("init")
     @classmethod

@@ -12,7 +12,7 @@ from rich.text import Text
 from evo_hpc.controller.act import Event
 from evo_hpc.controller.plan import Plan
 from evo_hpc.controller.state import CampaignState
-from evo_hpc.report.views import job_record, jobs_view
+from evo_hpc.report.views import job_record, jobs_view, printable
 
 _LINE_SECONDS = 10.0
 
@@ -23,13 +23,32 @@ def describe(event: Event) -> Text | None:
         case "MakeTasks":
             return Text(f"tasks made: {', '.join(f'{n} {s}' for s, n in event['tasks'].items())}")
         case "CreateVersion":
-            return Text(f"{event['version']} created")
+            rule = f" by rule {event['rule']}" if event["rule"] else ""
+            return Text.assemble(f"{event['version']} created from {', '.join(event['parents']) or 'nothing'}{rule}: ", (event["hypothesis"], "italic"))
+        case "MakeHarness":
+            return Text(f"harness {event['harness']} made")
         case "Start":
             return Text(f"{event['job']} started (process {event['pid']})")
         case "Commit":
             return Text(f"{event['job']} done" + (f" in {event['seconds']:.0f} s" if event.get("seconds") else ""), "green")
         case "GiveUp":
             return Text(f"{event['job']} failed: {event['error']}", "red")
+        case "Watch":
+            found = [f"{f['id']} ({f['severity']})" for f in event["findings"] if f["severity"] != "info"]
+            return Text(f"{event['version']} watched at step {event['step']}: {', '.join(found) or 'nothing alarming'}", "yellow" if found else "dim")
+        case "Stop":
+            return Text(f"{event['job']} told to stop by the futility rule", "red")
+        case "EndEarly":
+            return Text(f"{event['version']} stopped early at step {event['step']}: {', '.join(event['futile'])}", "red")
+        case "Analyse":
+            found = [f["id"] for f in event["findings"]]
+            return Text(f"{event['version']} analysed by {event['harness']} in {event['seconds']:.1f} s: {', '.join(found) or 'no findings'}")
+        case "Decide":
+            style = {"keep": "bold green", "merge": "bold green", "prune": "bold yellow", "revert": "bold red"}[event["decision"]]
+            checked = f" Prediction: {event['prediction']}." if event["prediction"] else ""
+            return Text.assemble((f"{event['version']}: {event['decision']}", style), f". {event['because']}{checked}")
+        case "Propose":
+            return Text(f"round {event['round']}: " + (f"proposes {', '.join(event['versions'])}" if event["versions"] else "nothing left to propose"))
         case "Compare":
             return Text(f"{event['version']} compared with {event['against']} on dev: {100 * event['difference']:+.1f} points "
                         f"[{100 * event['ci_low']:+.1f}, {100 * event['ci_high']:+.1f}], n = {event['n_tasks']}", "bold")
@@ -57,7 +76,7 @@ class LiveView:
 
     def __call__(self, state: CampaignState, plan: Plan, events: list[Event]) -> None:
         for event in events:
-            if (text := describe(event)) is not None:
+            if (text := describe(printable(event))) is not None:
                 self.console.print(Text.assemble((f"{self._elapsed()} ", "dim"), text), soft_wrap=True)
         jobs = [job_record(status) for status in plan.running]
         if self._live:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import time
 import unicodedata
+from dataclasses import asdict
 from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from evo_hpc.controller.plan import make_plan
+from evo_hpc.controller.plan import (
+    Action, Commit, CreateVersion, EndEarly, GiveUp, MakeHarness, MakeTasks, Plan, Propose, Start, Stop, Submit, make_plan,
+)
 from evo_hpc.controller.state import CampaignState, VersionState
 from evo_hpc.dispatch.local import JobStatus
 from evo_hpc.evaluation.scores import EvaluationRecord
@@ -61,11 +64,17 @@ def evaluation_record(record: EvaluationRecord | None) -> dict[str, Any] | None:
 
 def version_stage(version: VersionState) -> str:
     """How far a version is, in one word or two."""
+    if version.decision is not None:
+        stopped = version.decision.outcome == "stopped_early"
+        verb = {"keep": "kept", "merge": "kept", "prune": "pruned", "revert": "reverted"}[version.decision.decision]
+        return f"{verb}{', stopped early' if stopped else ', promoted' if version.decision.promoted else ''}"
     running = [s for attempts in version.jobs.values() for s in attempts if s.phase == "running"]
     if running:
         return {"train": "training", "evaluate": "evaluating"}.get(running[0].job.kind, "running")
+    if version.stopped_early is not None:
+        return "stopped early"
     last = [attempts[-1] for attempts in version.jobs.values()]
-    if all(version.evaluations.values()):
+    if version.evaluated:
         return "evaluated"
     if any(s.record and s.record.state == "failed" for s in last):
         return "failed"
@@ -81,6 +90,11 @@ def version_record(state: CampaignState, version: VersionState) -> dict[str, Any
         "hypothesis": node.version.hypothesis, "steps": node.recipe.steps, "stage": version_stage(version),
         "factors": sorted({c.factor for c in node_changes(parent.node, node)}) if parent else [],
         "evaluations": {suite: evaluation_record(record) for suite, record in version.evaluations.items()},
+        "decision": version.decision.model_dump(mode="json") if version.decision else None,
+        "prediction": node.version.prediction.model_dump(mode="json") if node.version.prediction else None, "rule": node.version.rule,
+        "rollback": node.version.rollback, "evidence": [c.model_dump(mode="json") for c in node.version.evidence],
+        "stopped_early": {"step": version.stopped_early.step, "findings": list(version.stopped_early.futile)} if version.stopped_early else None,
+        "findings": [f.model_dump(mode="json") for f in version.analysis.findings] if version.analysis else [],
         "comparisons": [c.record() for c in version.comparisons], "jobs": [job_record(s) for attempts in version.jobs.values() for s in attempts],
         "folder": str(node.paths.root),
     }
@@ -97,7 +111,8 @@ def status_record(state: CampaignState) -> dict[str, Any]:
             "running": owner_may_live(owner, time.time()), "heartbeat_seconds_ago": round(time.time() - owner.heartbeat_at, 1),
         },
         "done": make_plan(state, 0).done, "base_policy": state.base_policy, "tasks": {split: s.tasks for split, s in state.tasks.splits.items()} if state.tasks else None,
-        "versions": [version_record(state, version) for version in state.versions.values()],
+        "versions": [version_record(state, version) for version in state.versions.values()], "incumbent": state.incumbent_before(None),
+        "harness": state.harness.id if state.harness else None, "rounds": len(state.rounds),
         "jobs": [job_record(s) for s in state.all_jobs()],
         "looks": len(looks), "alpha_spent": sum(look.alpha for look in looks), "alpha": state.settings.campaign.gate.alpha,
     }
@@ -151,13 +166,70 @@ def status_view(record: dict[str, Any]) -> RenderableType:
         versions.add_column(name, no_wrap=kept, overflow="fold")
     for v in record["versions"]:
         scores = [percent(v["evaluations"][s]["avg_at_k"]) if v["evaluations"].get(s) else "-" for s in ("dev", "probe")]
-        versions.add_row(v["id"], ", ".join(v["parents"]) or "-", ", ".join(v["factors"]) or "-", str(v["steps"]), v["stage"], *scores)
+        mark = " *" if v["id"] == record["incumbent"] else ""
+        versions.add_row(v["id"] + mark, ", ".join(v["parents"]) or "-", ", ".join(v["factors"]) or "-", str(v["steps"]), v["stage"], *scores)
     parts: list[RenderableType] = [head, who, Text(), versions]
     if comparisons := [c for v in record["versions"] for c in v["comparisons"]]:
         parts += [Text(), *(Text.assemble((f"{c['version']}  ", "bold"), verdict(c)) for c in comparisons)]
+        parts.append(Text(f"* {record['incumbent']} is the incumbent: what the next version must beat.", "dim"))
         parts.append(Text(f"Looks at dev: {record['looks']}, alpha spent {record['alpha_spent']:.4f} of {record['alpha']:.4f}", "dim"))
     if running := [j for j in record["jobs"] if j["state"] == "running"]:
         parts += [Text(), jobs_view(running)]
+    return Group(*parts)
+
+
+def plan_record(plan: Plan) -> dict[str, Any]:
+    """What a controller would do now."""
+    return {
+        "done": plan.done, "actions": [{"action": type(action).__name__, **_told(action)} for action in plan.actions],
+        "running": [job_record(status) for status in plan.running], "blockers": [asdict(blocker) for blocker in plan.blockers],
+    }
+
+
+def _told(action: Action) -> dict[str, Any]:
+    """An action in the few words that a person needs."""
+    match action:
+        case Submit():
+            return {"owner": action.owner, "kind": action.kind, "attempt": action.attempt}
+        case Start():
+            return {"job": f"{action.job.owner.name}/{action.job.root.name}"}
+        case Commit() | GiveUp() | Stop() | EndEarly():
+            return {"job": f"{action.status.job.owner.name}/{action.status.job.root.name}"}
+        case CreateVersion():
+            return {"version": action.id, "parents": action.version.parents, "hypothesis": action.version.hypothesis}
+        case Propose():
+            return {"round": action.round.number, "versions": [p.version.id for p in action.round.proposals],
+                    "hypotheses": [p.version.hypothesis for p in action.round.proposals]}
+        case MakeTasks():
+            return {}
+        case MakeHarness():
+            return {"number": action.number}
+    return asdict(action)
+
+
+def plan_view(record: dict[str, Any]) -> RenderableType:
+    """The plan as lines."""
+    record = printable(record)
+    if record["done"]:
+        return Text("Nothing is left to do.", "green")
+    lines = [Text.assemble((f"{a['action']:14}", "bold"), ", ".join(f"{k} {v}" for k, v in a.items() if k != "action")) for a in record["actions"]]
+    lines += [Text.assemble(("running       ", "bold cyan"), f"{j['owner']}/{j['job']}") for j in record["running"]]
+    lines += [Text.assemble(("blocked       ", "bold red"), f"{b['what']}: {b['error']}") for b in record["blockers"]]
+    return Group(Text("Next, in this order (what follows depends on how it comes out):", "dim"), *lines)
+
+
+def analysis_view(record: dict[str, Any]) -> RenderableType:
+    """Findings by version."""
+    record = printable(record)
+    parts: list[RenderableType] = []
+    for version in record["versions"]:
+        parts += [Text(version["version"], "bold"), *(_finding_line(f) for f in version["findings"])]
+        if not version["findings"]:
+            parts.append(Text("no findings", "dim"))
+        measures = Table("measure", "value", "standard error", box=None, header_style="bold", pad_edge=False)
+        for name, m in version["measures"].items():
+            measures.add_row(name, *("-" if m[k] is None else f"{m[k]:.4g}" for k in ("value", "se")))
+        parts += [measures, Text()]
     return Group(*parts)
 
 
@@ -183,7 +255,13 @@ def version_view(record: dict[str, Any], params: list[dict[str, Any]]) -> Render
     facts.add_row("parents", ", ".join(record["parents"]) or "none")
     facts.add_row("init", record["init"])
     facts.add_row("author", record["author"])
+    if record["rule"]:
+        facts.add_row("rule", record["rule"])
     facts.add_row("hypothesis", record["hypothesis"] or "-")
+    if prediction := record["prediction"]:
+        facts.add_row("prediction", f"{prediction['metric']} goes {prediction['direction']} by at least {prediction['by']:g}")
+    if record["rollback"]:
+        facts.add_row("rollback", record["rollback"])
     facts.add_row("factors", ", ".join(record["factors"]) or "-")
     for suite, e in record["evaluations"].items():
         shown = "not evaluated yet" if e is None else (
@@ -191,6 +269,13 @@ def version_view(record: dict[str, Any], params: list[dict[str, Any]]) -> Render
         facts.add_row(suite, shown)
     parts.append(facts)
     parts += [verdict(c) for c in record["comparisons"]]
+    if decision := record["decision"]:
+        parts += [Text(), Text.assemble((f"{decision['decision']} (by {decision['by']})", "bold"), f"  {decision['because']}")]
+        if checked := decision["prediction"]:
+            parts.append(Text(f"prediction {checked['outcome']}: {checked['why']}"))
+    for title, findings in (("Proposed from", record["evidence"]), ("Findings", record["findings"])):
+        if findings:
+            parts += [Text(), Text(title, "bold"), *(_finding_line(f) for f in findings)]
     if params:
         parts += [Text(), changes_view(params)]
     if record["jobs"]:
@@ -199,6 +284,11 @@ def version_view(record: dict[str, Any], params: list[dict[str, Any]]) -> Render
             jobs.add_row(j["job"], Text(j["state"], PHASE_STYLE.get(j["state"], "")), f"{j['seconds']:.0f}" if j.get("seconds") else "-", j.get("error") or "")
         parts += [Text(), jobs]
     return Group(*parts)
+
+
+def _finding_line(finding: dict[str, Any]) -> Text:
+    style = {"info": "dim", "warning": "yellow", "critical": "red"}[finding["severity"]]
+    return Text.assemble((f"{finding.get('id') or finding['finding']} ", style), finding["text"])
 
 
 def changes_view(changes: list[dict[str, Any]]) -> RenderableType:

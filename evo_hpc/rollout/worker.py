@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any, NoReturn
 
 from evo_hpc.config.recipe import Recipe
@@ -37,7 +38,7 @@ def run(context: RoleContext) -> dict[str, Any]:
         Sampling(recipe.rollout.temperature, 1.0, recipe.rollout.max_response_tokens, tokenizer.eos_ids),
         recipe.reward, recipe.tool_use.system_prompt,
     )
-    write_bytes(context.incarnation.effective(context.role), dump_tree(engine.effective_config()))
+    write_bytes(context.incarnation.effective(context.role), dump_tree({**engine.effective_config(), "start_seconds": context.seconds(), "sampling": {**asdict(sampler.sampling), "stop_token_ids": list(tokenizer.eos_ids)}}))
     serve(context, sampler, tasks, recipe.steps)
 
 

@@ -74,21 +74,24 @@ def paired_bootstrap(
     alpha: float = 0.05,
     seed: int,
     method: Method = DEFAULT_METHOD,
+    bounds: tuple[float, float] | None = None,
 ) -> PairedComparison:
     """The difference b - a in Avg@k with a 1 - alpha interval over tasks: whole tasks are resampled, never rollouts.
 
     `tasks` lists every expected task id; what a or b lacks of its k rollouts counts as failed. The result does not
-    depend on the order of tasks or rollouts, and exchanging a and b flips its signs. Methods: see mean_confidence.
+    depend on the order of tasks or rollouts, and exchanging a and b flips its signs. Methods: see mean_confidence. The
+    interval is cut to `bounds`, the range of a difference, where given (few tasks can make it reach to infinity).
     Raises StatsError as task_means and mean_confidence do.
     """
     means_a = task_means(a, tasks=tasks, k=k, side="a")
     means_b = task_means(b, tasks=tasks, k=k, side="b")
     differences = means_b.values - means_a.values
     interval = mean_confidence(differences, method=method, draws=draws, alpha=alpha, rng=np.random.default_rng(seed))
+    low, high = bounds if bounds is not None else (-np.inf, np.inf)
     mean_a, mean_b = float(means_a.values.mean()), float(means_b.values.mean())
     return PairedComparison(
         n_tasks=len(tasks), k=k, mean_a=mean_a, mean_b=mean_b, difference=mean_b - mean_a,
-        ci_low=interval.low, ci_high=interval.high, alpha=alpha, p_value=interval.p_value, method=method,
+        ci_low=max(interval.low, low), ci_high=min(interval.high, high), alpha=alpha, p_value=interval.p_value, method=method,
         missing_a=means_a.missing, missing_b=means_b.missing, draws=0 if method == "t" else draws, seed=seed,
         degenerate=bool(interval.note), note=interval.note,
     )

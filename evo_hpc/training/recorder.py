@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from evo_hpc.jobs.context import RoleContext
 from evo_hpc.paths import part_name
+from evo_hpc.store.atomic import write_json
 from evo_hpc.store.manifest import sha256
 from evo_hpc.store.schemas import METRIC, ROLLOUT, STEP
 from evo_hpc.store.tables import metric_rows, write_table
@@ -18,18 +19,22 @@ class Recorder:
     """Buffers one incarnation's rows and writes them as parts.
 
     `parts` is the chain of files that make up the run so far, over all incarnations: a checkpoint carries it, so that a
-    resumed run counts what came before the checkpoint and nothing that came after.
+    resumed run counts what came before the checkpoint and nothing that came after. parts.json shows it to whoever
+    watches the run; a part ends at every step that the watch looks at.
     """
 
     def __init__(self, context: RoleContext, parts: list[dict[str, Any]], flush_steps: int) -> None:
         self._context = context
         self.parts = list(parts)
         self._flush_steps = flush_steps
+        self._watch_every = context.campaign.watch.every
         self._first: int | None = None
         self._last = 0
         self._rollouts: list[pa.Table] = []
         self._metrics: list[dict[str, Any]] = []
         self._steps: list[dict[str, Any]] = []
+        if self.parts:
+            self._show_parts()
 
     def add(self, step: int, rollouts: pa.Table, metrics: dict[str, float]) -> None:
         """Take one step's rows; writes them when enough have come together."""
@@ -44,7 +49,7 @@ class Recorder:
         self._rollouts.append(rollouts)
         self._metrics += long
         self._steps.append(wide)
-        if len(self._steps) >= self._flush_steps:
+        if len(self._steps) >= self._flush_steps or (self._watch_every and step % self._watch_every == 0):
             self.flush()
 
     def flush(self) -> None:
@@ -62,6 +67,11 @@ class Recorder:
             write_table(path, rows, schema)
             self.parts.append(self._described(table, path, self._first, self._last))
         self._first, self._rollouts, self._metrics, self._steps = None, [], [], []
+        self._show_parts()
+
+    def _show_parts(self) -> None:
+        shown = {"run": self._context.spec.params["run"], "parts": self.parts}
+        write_json(self._context.incarnation.parts, shown, durable=False)
 
     def _described(self, table: str, path: Path, first: int, last: int) -> dict[str, Any]:
         return {

@@ -91,7 +91,13 @@ class TrainingRun:
         self.recorder = Recorder(context, parts, FLUSH_STEPS)
         self.probe_ids: list[int] = []
         self._seconds: list[float] = []
-        effective = {**self.policy.effective_config(), "optimizer": self.optimizer.effective_config()}
+        loss = self.recipe.optimizer
+        effective = {
+            **self.policy.effective_config(), "optimizer": self.optimizer.effective_config(),
+            # What the step itself passes on to the loss, beside what was built.
+            "loss": {name: getattr(loss, name) for name in ("advantage", "clip_low", "clip_high", "kl_coef", "mini_batches")},
+            "reference": self.reference is not None,
+        }
         write_bytes(context.incarnation.effective(context.role), dump_tree(effective))
 
     def run(self) -> dict[str, Any]:

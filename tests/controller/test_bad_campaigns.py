@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from evo_hpc.assets import asset_dir
 from evo_hpc.controller.loop import Controller
 from evo_hpc.controller.validate import find_problems
 from evo_hpc.errors import EvoError
 from evo_hpc.paths import COMPLETE, CampaignPaths
-from tests.crash.campaign import check_sound, evo, finish, make_campaign, outcome
+from tests.crash.campaign import RULES, check_sound, evo, finish, make_campaign, outcome
 
 
 @pytest.fixture(scope="module")
@@ -66,6 +67,31 @@ def truncate(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-10])
 
 
+def decision(paths: CampaignPaths) -> Path:
+    return paths.version("v0001").decision_yaml
+
+
+def say_why(path: Path, by: str, because: str) -> None:
+    """Overrule, with a reason or without."""
+    text = path.read_text()
+    begin, end = text.index("by: "), text.index("outcome: ")
+    path.write_text(f"{text[:begin]}by: {by}\nbecause: {json.dumps(because)}\n{text[end:]}")
+
+
+def cut_readings(path: Path) -> None:
+    text = path.read_text()
+    begin, end = text.index("gate:"), text.index("prediction:")
+    path.write_text(text[:begin] + "gate: []\n" + text[end:])
+
+
+def analyzer(paths: CampaignPaths, name: str, old: str, new: str) -> None:
+    """A fifth analyzer, a copy of a built-in one under its own name, with a mistake in one file."""
+    folder = paths.analyzers_folder / "mine"
+    shutil.copytree(asset_dir("analyzers") / "signal", folder)
+    edit(folder / "analyzer.yaml", "name: signal", "name: mine")
+    edit(folder / name, old, new)
+
+
 DAMAGE: list[tuple[str, Callable[[CampaignPaths], object], str]] = [
     ("mistyped key", lambda c: edit(c.campaign_yaml, "samples_per_task", "sample_per_task"),
      r"campaign\.yaml:8: unknown key `evaluation\.sample_per_task`; did you mean `samples_per_task`\?"),
@@ -82,8 +108,8 @@ DAMAGE: list[tuple[str, Callable[[CampaignPaths], object], str]] = [
     ("recipe edited after training", lambda c: edit(c.version("v0001").recipe_yaml, "lr: 0.0001", "lr: 0.5"), "was trained with another recipe"),
     ("steps edited after training", lambda c: edit(c.version("v0001").recipe_yaml, "steps: 12", "steps: 13"), "was trained with another recipe"),
     ("seed edited after training", lambda c: edit(c.campaign_yaml, "name: crash", "name: crash\nseed: 9"), "was trained with another recipe, init, seed"),
-    ("copied version with its results", lambda c: copy_version(c, "v0002"), r"v0002/jobs/evaluate-000: belongs to v0001, not to v0002"),
-    ("copied training", lambda c: (copy_version(c, "v0002"), shutil.rmtree(c.version("v0002").root / "jobs")), r"v0002/train: belongs to v0001"),
+    ("copied version with its results", lambda c: copy_version(c, "v0002"), r"v0002: was copied together with results of another version \(analysis, comparisons, decision\.yaml, eval, jobs, train\)"),
+    ("copied training", lambda c: (copy_version(c, "v0002"), shutil.rmtree(c.version("v0002").root / "jobs")), r"rm -r \S*v0002/analysis \S*v0002/comparisons "),
     ("evaluation of another policy", lambda c: swap_policy(c), "made of another policy than this version has now"),
     ("no dev", lambda c: edit(c.campaign_yaml, "samples_per_task: 2", "suites: [probe]"), r"campaign\.yaml:8: `evaluation\.suites`: `dev` must be among"),
     ("lost tasks file", lambda c: c.tasks("dev").unlink(), r"dev\.jsonl: missing; remove"),
@@ -102,6 +128,27 @@ DAMAGE: list[tuple[str, Callable[[CampaignPaths], object], str]] = [
     ("damaged record", lambda c: c.version("v0001").job("train", 0).record.write_text("{"), r"record\.json:\d: not valid JSON"),
     ("edited look", lambda c: c.look(1).write_text("{}\n"), r"look-000001\.json: not a look"),
     ("removed look", lambda c: c.look(1).unlink(), "is not in the ledger; the ledger was shortened"),
+    ("nonsense decision", lambda c: edit(decision(c), "decision: keep", "decision: perhaps"), r"decision\.yaml:3: `decision`: Input should be 'keep', "),
+    ("mistyped decision", lambda c: edit(decision(c), "promoted:", "promotd:"), r"decision\.yaml:4: unknown key `promotd`; did you mean `promoted`"),
+    ("another decision", lambda c: edit(decision(c), "decision: keep\npromoted: true", "decision: prune\npromoted: false"),
+     r"decision\.yaml: says prune, but its readings say keep and promoted\. Restore it, or remove it: .* write `by: person`"),
+    ("promoted without being kept", lambda c: edit(decision(c), "decision: keep", "decision: prune"), r"a version that is not kept \(prune\) cannot be promoted"),
+    ("edited reading", lambda c: edit(decision(c), "difference: 0.3", "difference: 0.4"), "reading against v0000 .look 1. is not what comparisons/ says"),
+    ("readings cut out", lambda c: (edit(decision(c), "decision: keep\npromoted: true", "decision: prune\npromoted: false"), cut_readings(decision(c))),
+     r"decision\.yaml: rests on other looks at dev than the gate takes now"),
+    ("decision of another version", lambda c: edit(decision(c), "version: v0001", "version: v0000"), r"decision\.yaml: belongs to v0000, not to v0001|was copied"),
+    ("decision without a reason", lambda c: say_why(decision(c), "person", " "),
+     "a decision by a person says why"),
+    ("stop on nothing", lambda c: edit(c.campaign_yaml, "watch: {every: 0}", "watch: {stop_on: [score.colapse]}"),
+     r"watch\.stop_on names score\.colapse, which no live analyzer finds; did you mean score\.collapse\?"),
+    ("unknown knob", lambda c: c.rules_yaml.write_text(RULES.replace("optimizer.lr,", "optimizer.lrr,")), r"rules\.yaml:\d+: .*optimizer\.lrr"),
+    ("knob that is not an agent's", lambda c: c.rules_yaml.write_text(RULES.replace("optimizer.lr,", "steps,")), r"rules\.yaml:\d+: .*steps"),
+    ("rule that waits for nothing", lambda c: c.rules_yaml.write_text(RULES.replace("{measure: score.probe_avg_at_k, above: 0}", "{finding: signal.ded_groups}")),
+     r"waits for signal\.ded_groups, which no analyzer finds; did you mean signal\.dead_groups\?"),
+    ("analyzer with a broken manifest", lambda c: analyzer(c, "analyzer.yaml", "layer:", "lair:"), r"mine/analyzer\.yaml:\d+: unknown key `lair`; did you mean `layer`"),
+    ("analyzer with a broken template", lambda c: analyzer(c, "query.sql.j2", "SELECT", "SELECT {% if"), r"mine/query\.sql\.j2:\d+"),
+    ("edited harness", lambda c: edit(c.harness(1).rules, "larger-steps", "huge-steps"), r"harness/h0001: .*Your own analyzers go into \S*/analyzers, your own rules"),
+    ("edited analysis", lambda c: edit(c.version("v0001").analysis("h0001") / "score" / "findings.json", '"value": ', '"value":  '), "v0001/analysis/h0001"),
     ("damaged lease", lambda c: c.lease.write_text("[]"), "not a record of an owner"),
 ]
 
@@ -186,6 +233,9 @@ def test_after_another_evaluation_setting_the_remedy_that_is_named_works(campaig
     """More samples: an old and a new evaluation are refused, the error says what to remove, and then both are made anew."""
     edit(campaign.campaign_yaml, "samples_per_task: 2", "samples_per_task: 3")
     shutil.rmtree(campaign.version("v0001").evaluation("dev"))
+    done = evo("run", str(campaign.root))
+    assert done.returncode == 2 and "v0001/decision.yaml: rests on look 1, at earlier evaluations of v0001" in done.stderr
+    campaign.version("v0001").decision_yaml.unlink()
     done = evo("run", str(campaign.root))
     assert done.returncode == 2 and "different evaluator epochs (samples_per_task: 2 -> 3)" in done.stderr and "eval/dev" in done.stderr
     assert len(campaign.looks()) == 1, "a refused comparison spends nothing"
@@ -287,3 +337,29 @@ def test_a_torn_folder_is_set_aside_not_deleted(campaign: CampaignPaths) -> None
     shutil.move(folder, folder.with_name("dev.mine"))
     finish(campaign)
     assert folder.with_name("dev.mine").is_dir() and (folder / COMPLETE).exists()
+
+
+def test_a_person_may_overrule_the_gate_and_the_search_goes_on_from_there(campaign: CampaignPaths) -> None:
+    edit(decision(campaign), "decision: keep\npromoted: true", "decision: prune\npromoted: false")
+    say_why(decision(campaign), "person", "Its answers are right for the wrong reason.")
+    assert evo("validate", str(campaign.root)).returncode == 0
+    record = json.loads(evo("status", str(campaign.root), "--json").stdout)
+    assert record["incumbent"] == "v0000" and record["versions"][1]["stage"] == "pruned"
+    finish(campaign)
+    assert "wrong reason" in decision(campaign).read_text(), "what a person wrote stays"
+
+
+def test_a_removed_decision_is_made_again_without_another_look(campaign: CampaignPaths) -> None:
+    before = decision(campaign).read_text()
+    decision(campaign).unlink()
+    finish(campaign)
+    assert decision(campaign).read_text() == before and len(campaign.looks()) == 1
+
+
+def test_a_fifth_analyzer_is_a_folder_and_nothing_else(campaign: CampaignPaths) -> None:
+    analyzer(campaign, "query.sql.j2", "SELECT", "SELECT")
+    finish(campaign)
+    harness = campaign.harness(2)
+    assert harness.analyzer("mine").manifest.exists() and (campaign.version("v0001").analysis("h0002") / "mine" / "findings.json").exists()
+    assert (campaign.version("v0001").analysis("h0001") / "score").exists(), "what an earlier harness found stays"
+    assert "mine.dead_group_fraction" in evo("analyze", str(campaign.root), "v0001").stdout

@@ -19,17 +19,54 @@ from evo_hpc.store.tables import read_tables
 
 HERE = Path(__file__).resolve().parent
 STEPS, EVERY = 12, 4
+RULES = """
+rules:
+  - id: no-kl
+    when: [{measure: score.probe_avg_at_k, above: 0}]
+    change: {field: optimizer.kl_coef, set: [0.0]}
+    hypothesis: Without the KL term the score rises.
+    prediction: {metric: dev/avg_at_k, direction: up, by: 0.05}
+    rollback: Set {{ field }} back to {{ before }}.
+  - id: wider-clip
+    when: [{measure: score.probe_avg_at_k, above: 0}]
+    change: {field: optimizer.clip_high, set: [0.4]}
+    hypothesis: With a wider clip the score rises.
+    prediction: {metric: probe/avg_at_k, direction: up, by: 0.05}
+    rollback: Set {{ field }} back to {{ before }}.
+  - id: huge-steps
+    when: [{measure: score.probe_avg_at_k, above: 0}]
+    change: {field: optimizer.lr, multiply: [1000]}
+    hypothesis: With a huge learning rate the score rises.
+    prediction: {metric: dev/avg_at_k, direction: up, by: 0.05}
+    rollback: Set {{ field }} back to {{ before }}.
+  - id: hotter
+    when: [{measure: score.probe_avg_at_k, above: 0}]
+    change: {field: rollout.temperature, set: [1.5]}
+    hypothesis: Hotter sampling explores more.
+    prediction: {metric: score.train_late, direction: up, by: 0.01}
+    rollback: Set {{ field }} back to {{ before }}.
+"""
+
+
+def make_search(folder: Path, **cluster: Any) -> CampaignPaths:
+    """A campaign that goes on by itself, two versions at a time: it meets keep, merge, revert and a run that is stopped early."""
+    paths = make_campaign(folder, **cluster)
+    text = paths.campaign_yaml.read_text().replace("dev: 20", "dev: 40").replace("search: {proposals: 0}", "search: {proposals: 5, width: 2}")
+    paths.campaign_yaml.write_text(text.replace("watch: {every: 0}", "watch: {every: 10}"))
+    paths.recipe_yaml.write_text(paths.recipe_yaml.read_text().replace(f"steps: {STEPS}", "steps: 16"))
+    paths.rules_yaml.write_text(RULES)
+    return paths
 
 
 def make_campaign(folder: Path, **cluster: Any) -> CampaignPaths:
-    """Small and quick: 12 steps, 20 dev tasks x 2."""
+    """Small and quick: 12 steps, 20 dev tasks x 2, v0001 and no more."""
     folder.mkdir(parents=True)
     python = folder.parent / "python-of-the-jobs"
     python.write_text(f"#!/bin/sh\nexec '{sys.executable}' '{HERE / 'fake_python.py'}' \"$@\"\n")
     python.chmod(0o755)
     (folder / "campaign.yaml").write_text(
         "name: crash\ndomain:\n  name: arithmetic\n  config: {train: 16, probe: 8, dev: 20, sealed: 8}\n"
-        "base_model:\n  supervised: {steps: 1}\nevaluation:\n  samples_per_task: 2\n"
+        "base_model:\n  supervised: {steps: 1}\nevaluation:\n  samples_per_task: 2\nsearch: {proposals: 0}\nwatch: {every: 0}\n"
     )
     (folder / "recipe.yaml").write_text(f"steps: {STEPS}\nreward:\n  weights: {{correct: 1.0}}\ncheckpoint:\n  every: {EVERY}\n")
     settings = {"python": str(python), "max_parallel_jobs": 2, "max_starts": 50, "max_attempts": 20, "grace_seconds": 5, **cluster}
@@ -72,7 +109,7 @@ def check_sound(paths: CampaignPaths, looks: int = 1) -> None:
     assert len(paths.looks()) == len(paths.version("v0001").comparisons()) == looks, "one comparison, one look"
     version = paths.version("v0001")
     read_complete(version.train, hashes=True)
-    steps = pq.ParquetDataset(sorted(version.metrics.glob("*.parquet"))).read().column("step").to_pylist()
+    steps = pq.ParquetDataset(sorted(version.steps.glob("*.parquet"))).read().column("step").to_pylist()
     assert sorted(steps) == list(range(1, STEPS + 1)), "every step once, whatever was redone"
     rows = read_tables(sorted(version.rollouts.glob("*.parquet")), ROLLOUT, ["trainer_step", "sample"]).to_pylist()
     assert len(rows) == 2 * STEPS and len({(r["trainer_step"], r["sample"]) for r in rows}) == 2 * STEPS

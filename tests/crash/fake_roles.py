@@ -12,10 +12,11 @@ import signal
 import time
 from typing import Any
 
-from evo_hpc.domains.base import read_tasks, task_set_hash
+from evo_hpc.domains.base import Task, read_tasks, task_set_hash
 from evo_hpc.evaluation.epoch import epoch_components, epoch_of
-from evo_hpc.evaluation.job import EvaluateParams, EvaluationSpec, _carry_over
+from evo_hpc.evaluation.job import EvaluateParams, EvaluationSpec, _carry_over, tasks_of
 from evo_hpc.evaluation.scores import summarise
+from evo_hpc.evaluation.sealed import SEALED, hidden_ids, without_words
 from evo_hpc.jobs.context import RoleContext
 from evo_hpc.lineage.identity import policy_identity
 from evo_hpc.paths import EVALUATION_PART
@@ -27,6 +28,17 @@ from evo_hpc.store.tables import table_of, write_table
 from evo_hpc.training.recorder import Recorder
 
 STEP_SECONDS = float(os.environ.get("FAKE_STEP_SECONDS", "0.01"))
+EVALUATE_SECONDS = float(os.environ.get("FAKE_EVALUATE_SECONDS", "0"))
+BASE_QUALITY = 30
+
+
+def quality(recipe: dict[str, Any]) -> int:
+    """How good a policy a recipe makes, in percent of rollouts that are right: enough for every decision to be met."""
+    optimizer = recipe["optimizer"]
+    if optimizer["lr"] > 1e-2:
+        return 0
+    gained = 20 * (optimizer["kl_coef"] == 0) + 20 * (optimizer["clip_high"] != 0.28) - 50 * (recipe["rollout"]["temperature"] > 1)
+    return 55 + gained
 
 
 def row(context: RoleContext, version: str, suite: str, task: Any, sample: int, score: float, **changes: Any) -> dict[str, Any]:
@@ -43,14 +55,15 @@ def row(context: RoleContext, version: str, suite: str, task: Any, sample: int, 
     }
 
 
-def policy_folder(context: RoleContext, step: int) -> str:
-    """A folder that looks like a policy."""
+def policy_folder(context: RoleContext, step: int, good: int) -> str:
+    """A folder that looks like a policy and knows how good it is."""
     folder = context.incarnation.policy(step)
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     for name in ("config.json", "tokenizer.json"):
         (folder / name).write_text("{}")
     (folder / "model.safetensors").write_text(f"weights of step {step} of run {context.spec.params.get('run')}")
+    (folder / "quality").write_text(str(good))
     complete(folder, {"weight_version": step})
     return context.relative(folder)
 
@@ -59,7 +72,7 @@ def supervise(context: RoleContext) -> dict[str, Any]:
     context.progress(stage="supervised", step=0, steps=1)
     write_bytes(context.incarnation.effective(context.role), b"threads: 1\n")
     context.check_claim()
-    return {"policy": policy_folder(context, 1), "step": 1, "loss": 0.1, "tokens": 1.0,
+    return {"policy": policy_folder(context, 1, BASE_QUALITY), "step": 1, "loss": 0.1, "tokens": 1.0,
             "effective": {"trainer": context.relative(context.incarnation.effective(context.role))}}
 
 
@@ -75,15 +88,20 @@ def train(context: RoleContext) -> dict[str, Any]:
             _save(context, recorder, step - 1)
             context.raise_if_stopped()
         time.sleep(STEP_SECONDS)
-        rows = [row(context, context.spec.owner, "train", task, sample, float(sample), trainer_step=step) for sample in range(2)]
-        recorder.add(step, table_of(rows, ROLLOUT), {"loss": 1.0 / step})
+        good = quality(context.spec.params["recipe"])
+        score = 0.4 if step <= 3 else good / 100
+        rows = [
+            row(context, context.spec.owner, "train", task, sample, float(sample), trainer_step=step, advantage=float(2 * sample - 1), kept=True)
+            for sample in range(2)
+        ]
+        recorder.add(step, table_of(rows, ROLLOUT), {"loss": 1.0 / step, "score_mean": score, "reward_mean": score})
         context.progress(stage="training", step=step, steps=steps)
         if step % every == 0 and step < steps:
             _save(context, recorder, step)
     folder = _save(context, recorder, steps)
     return {
         "step": steps, "run": context.spec.params["run"], "parts": recorder.parts, "checkpoint": context.relative(folder),
-        "policy": policy_folder(context, steps), "effective": _effective(context),
+        "policy": policy_folder(context, steps, quality(context.spec.params["recipe"])), "effective": _effective(context),
     }
 
 
@@ -134,31 +152,36 @@ def rollout(context: RoleContext) -> dict[str, Any]:
 
 
 def evaluate(context: RoleContext) -> dict[str, Any]:
-    """Scores drawn from the version's name: v0000 30 %, later ones 70 %."""
+    """Scores drawn at the chance that the policy's folder names; the same luck for every version, as with the real one's seeds."""
     params = EvaluateParams.model_validate(context.spec.params)
     context.progress(stage="evaluating", step=0, steps=1)
     write_bytes(context.incarnation.effective(context.role), b"threads: 1\n")
-    for spec in params.evaluations:
-        if not _carry_over(context, spec):
-            _evaluate(context, spec)
+    todo = [spec for spec in params.evaluations if not _carry_over(context, spec)]
+    tasks = tasks_of(context, params) if todo else {}
+    for spec in todo:
+        _evaluate(context, spec, tasks[spec.suite])
     return {"evaluations": [
         {"version": s.version, "suite": s.suite, "folder": context.relative(context.incarnation.evaluation(s.version, s.suite))}
         for s in params.evaluations
     ]}
 
 
-def _evaluate(context: RoleContext, spec: EvaluationSpec) -> None:
-    k, chance = context.campaign.evaluation.samples_per_task, 30 if spec.version == "v0000" else 70
-    tasks = read_tasks(context.campaign_paths.tasks(spec.suite))
+def _evaluate(context: RoleContext, spec: EvaluationSpec, tasks: list[Task]) -> None:
+    quality_file = context.resolve(spec.policy) / "quality"
+    k, chance = context.campaign.evaluation.samples_per_task, int(quality_file.read_text()) if quality_file.exists() else BASE_QUALITY
+    time.sleep(EVALUATE_SECONDS)
     components = epoch_components(
         suite=spec.suite, task_set=task_set_hash(tasks), evaluation=context.campaign.evaluation, campaign_seed=context.campaign.seed,
         verifier={}, template="", tokenizer="", stop_token_ids=(), engine={"engine": "none"}, score="correct",
     )
     rows = [
-        row(context, spec.version, spec.suite, task, s, float(derive_seed(spec.version, task.task_id, s) % 100 < chance),
+        row(context, spec.version, spec.suite, task, s, float(derive_seed("luck", task.task_id, s) % 100 < chance),
             evaluator_epoch=epoch_of(components))
         for task in tasks for s in range(k)
     ]
+    hidden = hidden_ids(tasks) if spec.suite == SEALED else {}
+    if hidden:
+        rows = [without_words(r, hidden) for r in rows]
     folder = context.incarnation.evaluation(spec.version, spec.suite)
     shutil.rmtree(folder, ignore_errors=True)
     context.check_claim()
@@ -166,7 +189,7 @@ def _evaluate(context: RoleContext, spec: EvaluationSpec) -> None:
     complete(folder, {
         "version": spec.version, "suite": spec.suite, "policy": spec.policy, "policy_step": spec.policy_step, "device": "cpu",
         "policy_identity": policy_identity(context.resolve(spec.policy)),
-        "epoch": epoch_of(components), "epoch_components": components, **summarise(rows, [t.task_id for t in tasks], k),
+        "epoch": epoch_of(components), "epoch_components": components, **summarise(rows, [hidden.get(t.task_id, t.task_id) for t in tasks], k),
     })
 
 

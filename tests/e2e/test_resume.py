@@ -27,12 +27,12 @@ def small_campaign(folder: Path, repository: Path, base: Path | None = None) -> 
     folder.mkdir(parents=True)
     demo = repository / "campaigns" / "demo"
     text = (demo / "campaign.yaml").read_text()
-    for old, new in (("steps: 240", "steps: 40"), ("dev: 160", "dev: 16"), ("probe: 48", "probe: 8"), ("samples_per_task: 8", "samples_per_task: 2")):
+    for old, new in (("steps: 240", "steps: 40"), ("dev: 160", "dev: 16"), ("probe: 48", "probe: 8"), ("samples_per_task: 8", "samples_per_task: 2"), ("proposals: 4", "proposals: 0"), ("every: 10", "every: 4")):
         assert old in text
         text = text.replace(old, new)
     (folder / "campaign.yaml").write_text(text if base is None else text.replace("path: base/policy", f"path: {base}"))
     recipe = (demo / "recipe.yaml").read_text()
-    for old, new in (("steps: 60", f"steps: {STEPS}"), ("every: 20", f"every: {EVERY}")):
+    for old, new in (("steps: 40", f"steps: {STEPS}"), ("mini_batches: 1 ", "mini_batches: 2 "), ("every: 20", f"every: {EVERY}")):
         assert old in recipe
         recipe = recipe.replace(old, new)
     (folder / "recipe.yaml").write_text(recipe)

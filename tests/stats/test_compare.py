@@ -165,3 +165,11 @@ def test_mean_interval_is_the_comparison_with_zero_and_is_cut_to_the_range() -> 
     assert free.missing == cut.missing == 1
     assert free.ci_high > 1.0 == cut.ci_high
     assert free.ci_low == cut.ci_low
+
+
+def test_the_interval_of_a_difference_is_cut_to_what_it_can_be() -> None:
+    tasks = [f"t{i}" for i in range(4)]
+    a, b = {t: [0.0] for t in tasks}, {t: [float(i == 0)] for i, t in enumerate(tasks)}
+    wide = paired_bootstrap(a, b, tasks=tasks, k=1, seed=0, method="studentized")
+    cut = paired_bootstrap(a, b, tasks=tasks, k=1, seed=0, method="studentized", bounds=(-1.0, 1.0))
+    assert wide.ci_high == float("inf") and cut.ci_high == 1.0 and cut.p_value == wide.p_value and cut.excludes_zero == wide.excludes_zero

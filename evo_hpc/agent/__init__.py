@@ -1,0 +1,1 @@
+"""The trainer agent: evidence in, proposals out. Today: rules that are data."""

@@ -1,0 +1,160 @@
+"""Scores the two candidates of a declared read on sealed: one job, started again until it has a result, published whole."""
+
+from __future__ import annotations
+
+import signal
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from evo_hpc.controller.act import Event, short_name, spec_of
+from evo_hpc.controller.commit import write_record
+from evo_hpc.controller.loop import POLL_SECONDS, Watcher, blocked
+from evo_hpc.controller.ownership import Interrupted, Ownership
+from evo_hpc.controller.plan import Action, Commit, GiveUp, Plan, Start, Submit, Planner
+from evo_hpc.controller.state import CampaignState
+from evo_hpc.dispatch.local import JobStatus, LocalExecutor, load_result, observe
+from evo_hpc.errors import UserError
+from evo_hpc.evaluation.epoch import differing
+from evo_hpc.evaluation.scores import EvaluationRecord, read_evaluation_folder
+from evo_hpc.evaluation.sealed import SEALED
+from evo_hpc.jobs.outputs import EvaluateOutputs, parse_outputs
+from evo_hpc.lineage.identity import digest
+from evo_hpc.lineage.reads import Candidate, Read
+from evo_hpc.paths import JobPaths
+from evo_hpc.store.atomic import StoreError, append_line
+from evo_hpc.store.manifest import content, publish_folder, read_complete
+
+OWNER = "final"
+
+
+class BadScores(UserError, StoreError):
+    """Scores on sealed that are not those of the declared read."""
+
+
+@dataclass
+class FinalJob:
+    """The piece of work of one read."""
+
+    state: CampaignState
+    read: Read
+    ownership: Ownership
+    watch: Watcher
+
+    def __post_init__(self) -> None:
+        self.paths = self.state.paths.final
+        self.executor = LocalExecutor(self.state.settings.cluster)
+        self.params = self._params()
+        self.work = digest([self.read.digest, self.params])
+
+    def run(self) -> tuple[EvaluationRecord, EvaluationRecord]:
+        """The two evaluations, the baseline's first. Raises UserError or Failure when they cannot be had, Interrupted on a signal."""
+        while True:
+            statuses = [observe(job) for job in self.paths.jobs()]
+            plan = self._plan(statuses)
+            if plan.done:
+                baseline, candidate = (read_evaluation_folder(self._folder(c), c.version) for c in self._candidates())
+                return baseline, candidate
+            if self.ownership.stop is not None:
+                self._stop(plan)
+            self.watch(self.state, plan, [self._carry_out(action) for action in plan.actions])
+            if plan.blockers and not plan.running and not plan.actions:
+                raise blocked(plan.blockers)
+            self.ownership.beat()
+            self.executor.reap()
+            if not plan.actions:
+                time.sleep(POLL_SECONDS)
+
+    def _candidates(self) -> tuple[Candidate, Candidate]:
+        return self.read.baseline, self.read.candidate
+
+    def _folder(self, candidate: Candidate) -> Path:
+        return self.paths.evaluation(self.read.number, candidate.version)
+
+    def _params(self) -> dict[str, Any]:
+        """The baseline comes first: a base model from elsewhere has no probe, by which a second one is verified in the same engine."""
+        versions = [self.state.versions[candidate.version] for candidate in self._candidates()]
+        return {
+            "evaluations": [
+                {"version": v.id, "policy": v.policy, "policy_step": v.node.policy_step, "suite": SEALED,
+                 "system_prompt": v.node.recipe.tool_use.system_prompt}
+                for v in versions
+            ],
+            "sealed": {"task_set": self.read.task_set, "number": self.read.number, "digest": self.read.digest},
+        }
+
+    def _plan(self, statuses: list[JobStatus]) -> Plan:
+        """As the controller plans any other job; what is published is not made again."""
+        planner = Planner(self.state, self.ownership.lease.generation, None)
+        for status in statuses:
+            if status.phase == "finished":
+                if status.intent is not None and status.intent.work == self.work:
+                    planner.end(status)
+                else:
+                    planner.actions.append(GiveUp(status, "user", "it belongs to another read, or to a copy of this campaign"))
+        published = all(self._folder(candidate).exists() for candidate in self._candidates())
+        if not published and not planner.actions:
+            last = statuses[-1] if statuses else None
+            if last and last.record and last.record.state == "done" and last.intent and last.intent.work == self.work:
+                planner.actions.append(Commit(last))  # never sampled twice: what was removed is published again from the job's own copy
+            else:
+                planner.work(OWNER, "evaluate", {"evaluate": statuses}, self.params, self.work)
+        running = tuple(s for s in statuses if s.phase == "running")
+        return Plan(tuple(planner.actions), running, tuple(planner.blockers), done=published and not planner.actions)
+
+    def _carry_out(self, action: Action) -> Event:
+        event: Event = {"event": type(action).__name__}
+        lease = self.ownership.lease
+        match action:
+            case Submit():
+                job = self.paths.job(action.kind, action.attempt)
+                spec = spec_of(action, self.state, job)
+                self.executor.submit(job, spec, action.work, lease)
+                event["job"] = spec.name
+            case Start():
+                event.update(job=short_name(action.job), pid=self.executor.start(action.job, lease))
+            case Commit():
+                self._commit(action.status)
+                event["job"] = short_name(action.status.job)
+            case GiveUp():
+                write_record(action.status, lease, state="failed", blame=action.blame, error=action.error)
+                event.update(job=short_name(action.status.job), blame=action.blame, error=action.error)
+        append_line(self.state.paths.events, {"time": time.time(), "generation": lease.generation, **event})
+        return event
+
+    def _commit(self, status: JobStatus) -> None:
+        """Publish both evaluations, then write the job's record. Raises BadScores unless they are the read's, of one evaluator epoch."""
+        assert status.incarnation is not None
+        root, job = self.state.paths.root, status.job
+        outputs = status.result.outputs if status.result else load_result(job.incarnation(status.incarnation)).outputs
+        made = {e.version: root / e.folder for e in parse_outputs(EvaluateOutputs, outputs, job, root).evaluations if e.suite == SEALED}
+        again = f"remove {job.root} and finalize again: both are scored anew, for the same read"
+        try:
+            metas = [read_complete(made[candidate.version], hashes=True)["meta"] for candidate in self._candidates()]
+        except (StoreError, KeyError) as error:
+            raise BadScores(f"{job.root}: its scores are damaged or not there ({error}); {again}") from error
+        if [meta["policy_identity"] for meta in metas] != [candidate.policy for candidate in self._candidates()]:
+            raise BadScores(f"{job.root}: scored other policies than were declared; restore them, {again}")
+        if metas[0]["epoch"] != metas[1]["epoch"]:
+            what = "; ".join(differing(metas[0]["epoch_components"], metas[1]["epoch_components"]))
+            raise BadScores(f"{job.root}: the two were scored under different evaluator epochs ({what}); {again}")
+        self.ownership.lease.check()
+        for candidate, meta in zip(self._candidates(), metas, strict=True):
+            source = made[candidate.version]
+            files = {p.relative_to(source).as_posix(): p for p in content(source)}
+            publish_folder(self._folder(candidate), files, {**meta, "job": job.root.name, "read": self.read.digest})
+        if status.record is None:
+            write_record(status, self.ownership.lease, state="done")
+
+    def _stop(self, plan: Plan) -> None:
+        for status in plan.running:
+            self.executor.stop(status)
+        deadline = time.time() + self.state.settings.cluster.grace_seconds + 10
+        jobs: list[JobPaths] = [status.job for status in plan.running]
+        while jobs and time.time() < deadline:
+            time.sleep(POLL_SECONDS)
+            jobs = [job for job in jobs if observe(job).phase == "running"]
+        words = "; ".join(f"{job.root} still runs" for job in jobs) or "no job runs"
+        raise Interrupted(f"stopped by {signal.Signals(self.ownership.stop or 0).name}; {words}. Read {self.read.number} stays declared. Run the "
+                          "same command to go on.")

@@ -1,0 +1,59 @@
+"""Holding a campaign: the lease, its heartbeat, and the wish to stop, from the first action to the last."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from evo_hpc.errors import Failure
+from evo_hpc.paths import CampaignPaths
+from evo_hpc.store.atomic import sweep_temps
+from evo_hpc.store.lease import Lease, acquire
+
+_BEAT_SECONDS = 5.0
+
+
+class Interrupted(Failure):
+    """The controller was told to stop; its jobs have saved, and running again goes on."""
+
+    exit_code = 130
+
+
+@dataclass
+class Ownership:
+    """The right to act for a campaign."""
+
+    lease: Lease
+    stop: int | None = None
+    """The signal that asked to stop; null while none has."""
+    _beaten: float = 0.0
+
+    def beat(self) -> None:
+        """Show life, now and then. Raises LeaseLost when another controller has taken over."""
+        if time.time() - self._beaten > _BEAT_SECONDS:
+            self.lease.beat()
+            self._beaten = time.time()
+
+
+@contextmanager
+def owned(paths: CampaignPaths, *, take_over: bool = False) -> Iterator[Ownership]:
+    """Own the campaign within a `with`: leftovers are swept, SIGINT and SIGTERM are noted in `stop`. Raises LeaseHeld."""
+    ownership = Ownership(acquire(paths, take_over=take_over))
+
+    def remember(signum: int, frame: Any) -> None:
+        ownership.stop = signum
+
+    previous = {s: signal.signal(s, remember) for s in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        sweep_temps(paths.root)
+        yield ownership
+    finally:
+        try:
+            ownership.lease.release()
+        finally:
+            for signum, handler in previous.items():
+                signal.signal(signum, handler)

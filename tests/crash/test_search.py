@@ -1,0 +1,143 @@
+"""The whole loop with stand-in jobs: keep, merge, revert, a run stopped early; the same decisions wherever it was killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evo_hpc.agent.proposal import read_round
+from evo_hpc.controller.state import read_state
+from evo_hpc.lineage.decision import read_decision
+from evo_hpc.paths import CampaignPaths
+from evo_hpc.store.atomic import read_json
+from evo_hpc.store.manifest import read_complete
+from tests.crash.campaign import HERE, controller, evo, finish, make_search
+
+DRIVER = str(HERE / "killing_controller.py")
+
+
+def story(paths: CampaignPaths) -> dict[str, Any]:
+    """All that a campaign has found and decided, without times, generations and counters."""
+    decisions = {}
+    for version in paths.versions():
+        if version.decision_yaml.exists():
+            found = read_decision(version.decision_yaml).model_dump(mode="json")
+            decisions[version.id] = found
+    rounds = [read_round(path).model_dump(mode="json", exclude={"generation"}) for _, path in paths.rounds()]
+    looks = [(look["number"], look["version"], look["against"], look["alpha"]) for look in (read_json(path) for _, path in paths.looks())]
+    trained = {
+        v.id: sorted((f["name"], f["sha256"]) for f in read_complete(v.train, hashes=True)["files"] if "policy" in f["name"])
+        for v in paths.versions() if v.train.exists()
+    }
+    analyses = {
+        v.id: sorted((f["name"], f["sha256"]) for f in read_complete(v.analysis("h0001"), hashes=True)["files"]) for v in paths.versions()
+    }
+    return {"decisions": decisions, "rounds": rounds, "looks": looks, "trained": trained, "analyses": analyses}
+
+
+@pytest.fixture(scope="module")
+def first_version(tmp_path_factory: pytest.TempPathFactory) -> CampaignPaths:
+    """A campaign up to the decision on v0001, to start the others from."""
+    paths = make_search(tmp_path_factory.mktemp("first") / "campaign")
+    process = controller(paths, "-m", "evo_hpc.cli", "run", "--until", "v0001")
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 0, output
+    assert [v.id for v in paths.versions()] == ["v0000", "v0001"] and not paths.rounds(), "nothing beyond what was asked for"
+    assert read_decision(paths.version("v0001").decision_yaml).promoted
+    return paths
+
+
+def copy_of(first: CampaignPaths, folder: Path) -> CampaignPaths:
+    shutil.copytree(first.root, folder)
+    shutil.copyfile(first.root.parent / "python-of-the-jobs", folder.parent / "python-of-the-jobs")
+    return CampaignPaths(folder)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(first_version: CampaignPaths, tmp_path_factory: pytest.TempPathFactory) -> tuple[CampaignPaths, dict[str, Any], int]:
+    paths = copy_of(first_version, tmp_path_factory.mktemp("undisturbed") / "campaign")
+    process = controller(paths, DRIVER, KILL_AT="-1")
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 0, output
+    return paths, story(paths), int(output.split()[-1])
+
+
+def test_the_story(undisturbed: tuple[CampaignPaths, dict[str, Any], int]) -> None:
+    paths, told, _ = undisturbed
+    decisions = {name: (d["decision"], d["promoted"], d["outcome"]) for name, d in told["decisions"].items()}
+    assert decisions == {
+        "v0001": ("keep", True, "completed"),
+        "v0002": ("keep", True, "completed"),
+        "v0003": ("merge", False, "completed"),
+        "v0004": ("keep", True, "completed"),
+        "v0005": ("prune", False, "stopped_early"),
+        "v0006": ("revert", False, "completed"),
+    }
+    versions = {n.id: n.node for n in read_state(paths).versions.values()}
+    assert versions["v0002"].version.parents == versions["v0003"].version.parents == ["v0001"], "one round, from the same evidence"
+    assert versions["v0004"].version.parents == ["v0002", "v0003"] and told["decisions"]["v0003"]["merge_with"] == ["v0002"]
+    merged = versions["v0004"].recipe.optimizer
+    assert (merged.kl_coef, merged.clip_high) == (0.0, 0.4)
+    assert versions["v0005"].version.parents == ["v0002"] and versions["v0006"].version.parents == ["v0004"]
+    pairs = [(version, against) for _, version, against, _ in told["looks"]]
+    assert pairs == [
+        ("v0001", "v0000"), ("v0002", "v0001"), ("v0003", "v0001"), ("v0003", "v0002"), ("v0004", "v0002"), ("v0004", "v0003"), ("v0006", "v0004"),
+    ], "the parents, then the incumbent where it is no parent; the run that was stopped was never looked at"
+    assert {d["prediction"]["outcome"] for d in told["decisions"].values()} >= {"held", "failed"}
+    assert [len(r["proposals"]) for r in told["rounds"]] == [2, 2, 1]
+
+
+def test_a_run_that_is_stopped_early_leaves_its_steps_and_no_policy(undisturbed: tuple[CampaignPaths, dict[str, Any], int]) -> None:
+    version = undisturbed[0].version("v0005")
+    meta = read_complete(version.train, hashes=True)["meta"]
+    assert meta["stopped_early"] == {"step": 10, "findings": ["score.collapse"]} and meta["step"] == 10
+    assert [step for step, _ in version.watches()] == [10]
+    names = [f["name"] for f in read_complete(version.train)["files"]]
+    assert names and all(name.endswith(".parquet") for name in names)
+    assert not version.evaluation("dev").exists() and not version.evaluation("probe").exists()
+    assert read_json(version.jobs()[-1].record)["state"] == "stopped_early"
+
+
+def test_the_same_story_wherever_it_was_killed(
+    first_version: CampaignPaths, undisturbed: tuple[CampaignPaths, dict[str, Any], int], tmp_path: Path
+) -> None:
+    """One point of the search; the slow test has more."""
+    for point in random.Random(3).sample(range(2, undisturbed[2]), 1):
+        die_and_go_on(first_version, undisturbed[1], tmp_path, point, "after" if point % 2 else "before")
+
+
+def die_and_go_on(first: CampaignPaths, told: dict[str, Any], folder: Path, point: int, when: str) -> bool:
+    paths = copy_of(first, folder / f"{when}-{point}" / "campaign")
+    process = controller(paths, DRIVER, KILL_AT=str(point), KILL_WHEN=when)
+    process.communicate(timeout=120)
+    finish(paths)
+    assert story(paths) == told, f"killed {when} write {point}"
+    return process.returncode == -signal.SIGKILL
+
+
+STRIDE = int(os.environ.get("CRASH_STRIDE", "12"))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(2400)
+def test_killed_at_every_write_of_the_search(
+    first_version: CampaignPaths, undisturbed: tuple[CampaignPaths, dict[str, Any], int], tmp_path: Path
+) -> None:
+    points = range(1, undisturbed[2] + 1, STRIDE)
+    reached = [die_and_go_on(first_version, undisturbed[1], tmp_path, point, "before" if i % 2 else "after") for i, point in enumerate(points)]
+    assert sum(reached) > 0.8 * len(reached)
+
+
+def test_dry_run_writes_nothing(first_version: CampaignPaths) -> None:
+    before = {p: p.stat().st_mtime_ns for p in first_version.root.rglob("*")}
+    plan = json.loads(evo("run", str(first_version.root), "--dry-run", "--json").stdout)
+    assert [(a["action"], a["versions"]) for a in plan["actions"]] == [("Propose", ["v0002", "v0003"])]
+    assert "Propose" in evo("run", str(first_version.root), "--dry-run").stdout
+    assert {p: p.stat().st_mtime_ns for p in first_version.root.rglob("*")} == before
