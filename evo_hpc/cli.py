@@ -88,10 +88,13 @@ def run(
         if not VERSION_ID.match(until):
             raise UserError(f"--until {until}: not a version's name; write it like v0002")
     if dry_run:
+        from evo_hpc.controller.names import check_names
         from evo_hpc.controller.plan import make_plan
         from evo_hpc.report.views import plan_record, plan_view
 
-        record = plan_record(make_plan(_state(campaign), 0, until))
+        state = _state(campaign)
+        check_names(state)
+        record = plan_record(make_plan(state, 0, until))
         _print(as_json, record, lambda: plan_view(record))
     else:
         _run(campaign, take_over, until, as_json)

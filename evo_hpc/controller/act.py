@@ -81,7 +81,7 @@ def carry_out(action: Action, state: CampaignState, executor: LocalExecutor, lea
             )
         case Propose():
             lease.check()
-            write_once(state.paths.round(action.round.number), dump_model(action.round))
+            write_once(state.paths.round(action.round.number), dump_model(action.round.signed()))
             event.update(round=action.round.number, versions=[p.version.id for p in action.round.proposals])
         case Compare():
             versions = state.versions

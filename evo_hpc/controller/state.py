@@ -20,7 +20,7 @@ from evo_hpc.dispatch.local import JobStatus, observe
 from evo_hpc.errors import EvoError, UserError
 from evo_hpc.evaluation.scores import BadEvaluation, EvaluationRecord, read_evaluation
 from evo_hpc.harness.analysis import Analysis, StaleAnalysis, WatchLook, read_analysis, read_watches
-from evo_hpc.harness.harness import Found, Harness, current_harness, discover
+from evo_hpc.harness.harness import BadHarness, Found, Harness, current_harness, discover
 from evo_hpc.jobs.spec import JobKind
 from evo_hpc.lineage.comparison import Comparison, read_comparison
 from evo_hpc.lineage.decision import BadDecision, Decision, read_decision
@@ -193,13 +193,34 @@ def read_state(paths: CampaignPaths, *, hashes: bool = False) -> CampaignState:
                 raise BadLineage(f"{node.paths.root}: was copied together with results of another version ({', '.join(p.name for p in brought)}). "
                                  f"Remove them and it is trained as its own: rm -r {' '.join(shlex.quote(str(p)) for p in brought)}") from error
             raise
+    _check_harnesses(paths, nodes)
     state = CampaignState(
         paths=paths, settings=settings, tasks=tasks, base_policy=base_policy, base_jobs=_jobs(paths.base, "base"), versions=versions,
         found=found, harness=harness, rounds=_rounds(paths),
     )
     if problems := list(decision_problems(state)):
         raise BadDecision("\n".join(problems))
+    _check_authors(state)
     return state
+
+
+def _check_harnesses(paths: CampaignPaths, nodes: dict[str, Node]) -> None:
+    """Raise BadHarness when one is gone that something was found by: a new one must not get its number."""
+    there = {number for number, _ in paths.harnesses()}
+    for node in nodes.values():
+        for number, folder in node.paths.analyses():
+            if number not in there:
+                raise BadHarness(f"{paths.harness(number).root}: gone, and {folder} was made by it. Restore it from a backup, or remove what it made: "
+                                 f"the folders {folder.parent.name}/{folder.name} of all versions")
+
+
+def _check_authors(state: CampaignState) -> None:
+    """Raise BadLineage when a version says that the agent proposed it and no round does."""
+    proposed = {proposal.version.id for each in state.rounds for proposal in each.proposals}
+    for version in state.versions.values():
+        if version.node.version.author == "agent" and version.id not in proposed:
+            raise BadLineage(f"{version.node.paths.version_yaml}: says `author: agent`, but no round in {state.paths.round(1).parent} proposed it. "
+                             "Restore the rounds from a backup, or write `author: person` if it is yours")
 
 
 def _rounds(paths: CampaignPaths) -> tuple[Round, ...]:
@@ -209,7 +230,10 @@ def _rounds(paths: CampaignPaths) -> tuple[Round, ...]:
         found = read_round(path)
         if (number, found.number) != (expected, expected):
             raise BadLineage(f"{path}: round {found.number} where round {expected} is expected; one was removed or renamed by hand. Restore "
-                             f"{paths.round(expected)} from a backup, or remove the rounds from there on: the agent is asked again")
+                             f"{paths.round(expected)} from a backup")
+        if not found.intact():
+            raise BadLineage(f"{path}: edited after it was written (its digest differs). Restore it from a backup; to change a proposal edit the "
+                             "version's own folder before it is trained")
         rounds.append(found)
     return tuple(rounds)
 
@@ -315,7 +339,8 @@ def _check_training(node: Node, run: str | None, stopped: bool) -> None:
                          f"{node.paths.effective_yaml} has the recipe that was trained. To try another, add a version under a new id")
     if run is not None and bool(meta.get("stopped_early")) != stopped:
         raise BadLineage(f"{node.paths.train}: was {'stopped early' if meta.get('stopped_early') else 'trained to the end'}, which watch/ beside it "
-                         "contradicts: one of the two was changed by hand. Restore it, or remove both and jobs/ to train the version again")
+                         "contradicts: one of the two was changed by hand. Restore it, or train the version again: "
+                         f"rm -r {' '.join(str(p) for p in sorted(node.paths.root.iterdir()) if p.is_dir() or p == node.paths.decision_yaml)}")
 
 
 def _init(paths: CampaignPaths, node: Node, nodes: dict[str, Node], base_policy: str | None) -> str | None:

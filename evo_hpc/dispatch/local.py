@@ -121,6 +121,7 @@ class LocalExecutor:
 
     cluster: Cluster
     _children: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    _starting: dict[Path, subprocess.Popen[bytes]] = field(default_factory=dict)
     _asked: set[tuple[Path, int]] = field(default_factory=set)
 
     def submit(self, job: JobPaths, spec: JobSpec, work: str, lease: Lease) -> None:
@@ -135,8 +136,13 @@ class LocalExecutor:
             write_json_once(job.intent, intent.model_dump())
 
     def start(self, job: JobPaths, lease: Lease) -> int:
-        """Start the attempt once more; returns the launcher's pid. The start is on disk before the process exists."""
+        """Start the attempt once more; returns the launcher's pid. The start is on disk before the process exists.
+
+        A start of this executor's that has not claimed yet is not doubled: between fork and exec nobody can see its name.
+        """
         lease.check()
+        if (earlier := self._starting.get(job.root)) is not None and earlier.poll() is None:
+            return earlier.pid
         intent = _load(Intent, job.intent)
         if sha256(job.spec) != intent.spec_sha256:
             raise UserError(f"{job.spec}: changed after the job was submitted; restore it, or remove {job.root} to plan it anew")
@@ -151,6 +157,7 @@ class LocalExecutor:
             child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
                                      env={**os.environ, **self.cluster.environment})
         self._children.append(child)
+        self._starting[job.root] = child
         return child.pid
 
     def reap(self) -> None:

@@ -24,6 +24,7 @@ from evo_hpc.store.atomic import StoreError
 from evo_hpc.store.manifest import content, publish_folder, read_complete, sha256
 
 PROBE = "probe"
+_LOOK = "Restore it: a look at a run that has ended is not taken again"
 
 
 class BadAnalysis(UserError):
@@ -224,7 +225,7 @@ def read_watches(version: VersionPaths) -> list[WatchLook]:
 
 
 def _read_watch(version: VersionPaths, step: int, folder: Path) -> WatchLook:
-    found = WatchLook(**_read(folder, version, {"version", "step", "run", "harness", "stop_on", "parts", "futile", "seconds"}))
+    found = WatchLook(**_read(folder, version, {"version", "step", "run", "harness", "stop_on", "parts", "futile", "seconds"}, _LOOK))
     if found.step != step:
         raise BadAnalysis(f"{folder}: a look at step {found.step}; remove the folder")
     return found
@@ -244,8 +245,7 @@ def _publish(
         publish_folder(final, files, {**meta(reports), "seconds": round(time.monotonic() - began, 3)})
 
 
-def _read(folder: Path, version: VersionPaths, keys: set[str]) -> dict[str, Any]:
-    remade = "Remove the folder: it is made again"
+def _read(folder: Path, version: VersionPaths, keys: set[str], remade: str = "Remove the folder: it is made again") -> dict[str, Any]:
     try:
         record = read_complete(folder)
         meta = record["meta"]

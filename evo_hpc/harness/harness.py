@@ -187,6 +187,8 @@ def _digest(hashes: Mapping[str, str], rules: str) -> str:
 
 
 def _folders(folder: Path, allowed: tuple[str, ...] = ()) -> dict[str, AnalyzerPaths]:
+    if folder.exists() and not folder.is_dir():
+        raise BadHarness(f"{folder}: is a file, where the folder of the campaign's own analyzers belongs; remove it")
     if not folder.is_dir():
         return {}
     found = {}

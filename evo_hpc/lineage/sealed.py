@@ -88,8 +88,9 @@ def sealed_problems(paths: CampaignPaths, task_set: str) -> list[str]:
         read = reads.get(number)
         if read is None or read.place != place:
             whose = "the ledger does not have" if read is None else f"belongs to {read.place}"
-            problems.append(f"{folder}: scores under read {number}, which {whose} ({workspace.sealed_read(task_set, number)}). Restore the ledger "
-                            f"from a backup; a copied campaign starts without {paths.final.root.name}/: remove it here")
+            remedy = (f"A copied campaign starts without {paths.final.root.name}/: remove it here" if _copied(paths) else
+                      "Restore the ledger from a backup: without it these tasks are spent, and a claim needs others (another seed in domain.config, a new campaign)")
+            problems.append(f"{folder}: scores under read {number}, which {whose} ({workspace.sealed_read(task_set, number)}). {remedy}")
             continue
         for version in (read.baseline.version, read.candidate.version):
             scores = paths.final.evaluation(number, version)
@@ -99,6 +100,12 @@ def sealed_problems(paths: CampaignPaths, task_set: str) -> list[str]:
             except StoreError as error:
                 problems.append(f"{error}. Remove {scores}: it is published again from the job that made it")
     return problems
+
+
+def _copied(paths: CampaignPaths) -> bool:
+    """Whether the scores in final/ were made by another campaign folder's jobs."""
+    intents = [read_json(job.intent) for job in paths.final.jobs() if job.intent.exists()]
+    return any(intent.get("root") != str(paths.root.resolve()) for intent in intents)
 
 
 def _examine(workspace: Workspace, task_set: str) -> tuple[list[Entry], list[str]]:

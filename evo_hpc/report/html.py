@@ -39,10 +39,10 @@ def write_report(paths: CampaignPaths, out: Path | None) -> CampaignReport:
     Each file is replaced in one step, and left alone where nothing has changed. Raises UserError where the campaign or `out` is the user's to mend, StoreError when the
     filesystem refuses.
     """
-    if out is not None and out.exists() and not out.is_dir():
-        raise UserError(f"{out}: is a file; give the folder that the reports go to")
-    report = read_report_record(paths)
     folder = out if out is not None else paths.reports
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"{folder}: is a file, where the folder of the reports belongs; remove it, or give another folder with --out")
+    report = read_report_record(paths)
     # What a file said may hold half a surrogate pair, which no encoding takes; `visible` has made it readable by now.
     for name, text in ((paths.report_html.name, render_html(report)), (paths.report_markdown.name, render_markdown(report))):
         if not (folder / name).is_file() or (folder / name).read_bytes() != text.encode():

@@ -15,7 +15,7 @@ from evo_hpc.evaluation.scores import EvaluationRecord, scores_by_task
 from evo_hpc.harness.analysis import read_analysis
 from evo_hpc.lineage.comparison import Interval
 from evo_hpc.lineage.looks import read_looks
-from evo_hpc.lineage.sealed import Entry, place_of, read_ledger
+from evo_hpc.lineage.sealed import BadSealedLedger, Entry, place_of, read_ledger, sealed_problems
 from evo_hpc.lineage.tree import node_changes
 from evo_hpc.paths import CampaignPaths, harness_id
 from evo_hpc.report.curves_figure import COLUMNS
@@ -45,7 +45,6 @@ def read_report_record(paths: CampaignPaths) -> CampaignReport:
         + _seconds(observe(job) for job in paths.final.jobs()),
         times=[
             *_job_times(state.all_jobs()), *(look.declared_at for look in looks),
-            *(read_json(path)["acquired_at"] for _, path in paths.generations()),
         ],
     )
 
@@ -97,6 +96,8 @@ def _sealed(paths: CampaignPaths, state: CampaignState) -> list[SealedRead]:
     """Every read of the sealed tasks; results are shown of this campaign's own."""
     if state.tasks is None:
         return []
+    if problems := sealed_problems(paths, state.tasks.splits["sealed"].task_set):
+        raise BadSealedLedger("\n".join(problems))
     return [_sealed_read(entry, place_of(paths)) for entry in read_ledger(paths.workspace, state.tasks.splits["sealed"].task_set)]
 
 

@@ -24,7 +24,7 @@ from evo_hpc.paths import CampaignPaths
 from evo_hpc.store.atomic import read_json
 from evo_hpc.store.lease import LeaseHeld, acquire
 from tests.controller.test_bad_campaigns import edit
-from tests.crash.campaign import HERE, controller, finish, make_campaign
+from tests.crash.campaign import HERE, controller, evo, finish, make_campaign
 from tests.lineage.test_sealed import draft, result_of
 
 DRIVER = str(HERE / "killing_finalize.py")
@@ -176,7 +176,7 @@ def test_a_declared_read_is_finished_for_its_own_candidate(campaign: CampaignPat
 
 @pytest.mark.parametrize("change, message", [
     (lambda c: edit(c.campaign_yaml, "samples_per_task: 2", "samples_per_task: 3"), r"changed since read 1 was declared .*samples_per_task: 2 -> 3"),
-    (lambda c: shutil.rmtree(c.version("v0001").root), r"v0001: removed since read 1 was declared for it"),
+    (lambda c: (shutil.rmtree(c.version("v0001").root), c.version("v0002").decision_yaml.unlink()), r"v0001: removed since read 1 was declared for it"),
 ])
 def test_a_declared_read_is_finished_as_it_was_declared_or_not_at_all(campaign: CampaignPaths, change: Any, message: str) -> None:
     with pytest.raises(Crash):
@@ -265,6 +265,16 @@ def test_a_ledger_that_contradicts_the_campaign_is_refused(campaign: CampaignPat
     assert re.search(message, "\n".join(sealed_problems(paths, tasks)))
     with pytest.raises(BadSealedLedger, match=message):
         finalize(paths, "v0001")
+
+
+def test_a_lost_ledger_is_not_washed_clean(campaign: CampaignPaths) -> None:
+    """The tasks were read; without the record of it no command says or does otherwise."""
+    finalize(campaign, "v0001")
+    shutil.rmtree(campaign.workspace.sealed_read(task_set(campaign), 1).parent)
+    for command in ("finalize", "report", "validate"):
+        done = evo(command, str(campaign.root))
+        assert done.returncode == 2, command
+        assert "without it these tasks are spent" in done.stderr + done.stdout and "starts without final" not in done.stderr + done.stdout
 
 
 def test_a_workspace_that_moved_keeps_its_claims(campaign: CampaignPaths, tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ def story(paths: CampaignPaths) -> dict[str, Any]:
         if version.decision_yaml.exists():
             found = read_decision(version.decision_yaml).model_dump(mode="json")
             decisions[version.id] = found
-    rounds = [read_round(path).model_dump(mode="json", exclude={"generation"}) for _, path in paths.rounds()]
+    rounds = [read_round(path).model_dump(mode="json", exclude={"generation", "digest"}) for _, path in paths.rounds()]
     looks = [(look["number"], look["version"], look["against"], look["alpha"]) for look in (read_json(path) for _, path in paths.looks())]
     trained = {
         v.id: sorted((f["name"], f["sha256"]) for f in read_complete(v.train, hashes=True)["files"] if "policy" in f["name"])

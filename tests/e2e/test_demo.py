@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from evo_hpc.config.yaml_io import load_tree
+from evo_hpc.controller.claim import final_claim
 from evo_hpc.controller.state import read_state
 from evo_hpc.lineage.factors import AGENT_FACTORS
 from evo_hpc.lineage.tree import node_changes
@@ -77,10 +78,10 @@ def test_the_incumbent_beats_the_base_policy(demo: tuple[CampaignPaths, str]) ->
     incumbent = read_state(paths).incumbent_before(None)
     assert incumbent != "v0001", "the search found something better than where it began"
     assert report.best is not None and report.best.id == incumbent
-    claim = report.claim
+    task_set = read_json(paths.tasks_manifest)["splits"]["sealed"]["task_set"]
+    claim = final_claim(paths, task_set)
     assert claim is not None and claim.result.comparison.ci_low > 0 and claim.result.verdict == "better"
     assert claim.read.candidate.version == incumbent and claim.result.n_tasks == 256 and claim.result.k == 8
-    task_set = read_json(paths.tasks_manifest)["splits"]["sealed"]["task_set"]
     assert len(paths.workspace.sealed_reads(task_set)) == 1, "read once"
     scored = read_json(paths.final.evaluation(1, incumbent) / "COMPLETE.json")["meta"]
     assert scored["n_tasks"] == 256 and scored["missing"] == 0

@@ -154,6 +154,7 @@ def test_the_stand_ins_of_the_crash_tests_keep_the_real_contract(undisturbed: Ca
 
     assert _fakes
     fake = make_campaign(tmp_path / "campaign")
+    fake.campaign_yaml.write_text(fake.campaign_yaml.read_text().replace("watch: {every: 0}", "watch: {every: 5}"))
     finish_fake(fake)
     assert _shape(fake) == _shape(undisturbed)
 
