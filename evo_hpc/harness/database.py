@@ -23,6 +23,7 @@ EFFECTIVE = pa.schema([("role", pa.string()), ("field", pa.string()), ("value", 
 MEMORY_MIB = 1024
 
 _LINE = re.compile(r"^LINE (\d+):", re.MULTILINE)
+_NO_TABLE = re.compile(r"Table with name (\w+) does not exist")
 _SETTINGS = {
     "threads": 1,  # sums of floats come out the same every time
     "memory_limit": f"{MEMORY_MIB}MB", "temp_directory": "", "python_enable_replacements": False,
@@ -108,10 +109,14 @@ class Database:
             if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
                 raise BadSql("has to be one SELECT, and nothing else" if statements else "is empty")
             return self._connection.sql(sql, params=dict(bound)).to_arrow_table()
+        except duckdb.OutOfMemoryException as error:  # DuckDB's own advice is about settings, which are locked
+            raise BadSql("takes more memory than an analyzer may have; aggregate more, or select fewer columns and rows") from error
         except duckdb.Error as error:
             message = self._with_line(sql, bound, str(error))
             found = _LINE.search(message)
             text = " ".join(message[: found.start() if found else None].split())
+            if missing := _NO_TABLE.search(text):
+                text = f"there is no table {missing[1]} here; a table must be named in `inputs` of analyzer.yaml"
             raise BadSql(text, int(found[1]) if found else None) from error
         except (pa.ArrowException, MemoryError) as error:
             raise BadSql(" ".join(str(error).split()) or "takes more memory than an analyzer may have") from error

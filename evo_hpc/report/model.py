@@ -108,8 +108,9 @@ class VersionReport:
 
     @property
     def verdict(self) -> str:
-        """Its standing for people: of an open one, how far it is."""
-        return self.stage if self.standing == "open" else self.standing
+        """Its standing for people: of an open one, how far it is; where a person overruled the gate, that too."""
+        by_hand = " by hand" if self.decision is not None and self.decision.by == "person" else ""
+        return self.stage if self.standing == "open" else self.standing + by_hand
 
     @property
     def score(self) -> Score | None:

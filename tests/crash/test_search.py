@@ -13,7 +13,11 @@ from typing import Any
 import pytest
 
 from evo_hpc.agent.proposal import read_round
+from evo_hpc.config.yaml_io import dump_model
+from evo_hpc.controller.act import spec_of
+from evo_hpc.controller.plan import Submit
 from evo_hpc.controller.state import read_state
+from evo_hpc.errors import EvoError
 from evo_hpc.lineage.decision import read_decision
 from evo_hpc.paths import CampaignPaths
 from evo_hpc.store.atomic import read_json
@@ -133,6 +137,77 @@ def test_killed_at_every_write_of_the_search(
     points = range(1, undisturbed[2] + 1, STRIDE)
     reached = [die_and_go_on(first_version, undisturbed[1], tmp_path, point, "before" if i % 2 else "after") for i, point in enumerate(points)]
     assert sum(reached) > 0.8 * len(reached)
+
+
+def edit(path: Path, old: str, new: str) -> None:
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new, 1))
+
+
+def promote_unread(paths: CampaignPaths) -> None:
+    """v0003 was better than its parent and not than the incumbent: cut that look out of its decision and promote it."""
+    path = paths.version("v0003").decision_yaml
+    found = read_decision(path)
+    parent = found.gate[0].model_copy(update={"role": "parent and incumbent"})
+    path.write_bytes(dump_model(found.model_copy(update={"gate": [parent], "promoted": True})))
+
+
+@pytest.mark.parametrize("damage, message", [
+    (lambda c: c.round(2).unlink(), r"round-0003\.yaml: round 3 where round 2 is expected"),
+    (lambda c: edit(c.round(1), "Without the KL term", "Without it"), r"round-0001\.yaml: edited after it was written"),
+    (lambda c: shutil.rmtree(c.round(1).parent), r"v0002/version\.yaml: says `author: agent`, but no round in .* proposed it"),
+    (promote_unread, r"v0003/decision\.yaml: rests on other looks at dev than the gate takes now"),
+    (lambda c: shutil.rmtree(c.version("v0005").watch(10).parent), r"v0005/train: was stopped early, which watch/ beside it contradicts: .* rm -r .*v0005/analysis"),
+    (lambda c: edit(c.version("v0005").watch(10) / "score" / "findings.json", "critical", "warning"), r"Restore it: a look at a run that has ended is not taken again"),
+], ids=["lost round", "edited round", "no rounds", "promoted unread", "lost watch", "edited watch"])
+def test_records_of_the_search_are_not_to_be_edited(
+    undisturbed: tuple[CampaignPaths, dict[str, Any], int], tmp_path: Path, damage: Any, message: str
+) -> None:
+    paths = copy_of(undisturbed[0], tmp_path / "campaign")
+    damage(paths)
+    with pytest.raises(EvoError, match=message):
+        read_state(paths)
+
+
+def test_what_is_removed_on_advice_is_made_again_and_the_story_stays(undisturbed: tuple[CampaignPaths, dict[str, Any], int], tmp_path: Path) -> None:
+    """The base policy, a decision in the middle, and an analysis are gone: nobody is decided anew meanwhile, no look is taken."""
+    paths = copy_of(undisturbed[0], tmp_path / "campaign")
+    shutil.rmtree(paths.base.policy)
+    paths.version("v0002").decision_yaml.unlink()
+    shutil.rmtree(paths.version("v0004").analysis("h0001"))
+    finish(paths)
+    assert story(paths) == undisturbed[1]
+
+
+def test_siblings_whose_parent_has_a_higher_id(undisturbed: tuple[CampaignPaths, dict[str, Any], int], tmp_path: Path) -> None:
+    """By hand, in an order that nobody would choose: decided all the same, siblings joined or not without a crash."""
+    paths = copy_of(undisturbed[0], tmp_path / "campaign")
+    recipe = paths.version("v0001").recipe_yaml.read_text()
+    for name, parent, old, new in (("v0007", "v0009", "beta1: 0.9", "beta1: 0.8"), ("v0008", "v0009", "beta2: 0.999", "beta2: 0.99"),
+                                   ("v0009", "v0001", "weight_decay: 0.0", "weight_decay: 0.1")):
+        folder = paths.version(name)
+        folder.root.mkdir()
+        folder.version_yaml.write_text(f"id: {name}\nparents: [{parent}]\n")
+        assert old in recipe
+        folder.recipe_yaml.write_text(recipe.replace(old, new))
+    finish(paths)
+    assert {name: read_decision(paths.version(name).decision_yaml).decision for name in ("v0007", "v0008", "v0009")} == {
+        "v0007": "prune", "v0008": "prune", "v0009": "prune",
+    }
+
+
+def test_a_second_attempt_at_a_run_is_watched_as_the_first_was(first_version: CampaignPaths, tmp_path: Path) -> None:
+    """The futility rule is declared once a run: what campaign.yaml says by the time of a retry does not count for it."""
+    paths = copy_of(first_version, tmp_path / "campaign")
+    edit(paths.campaign_yaml, "watch: {every: 10}", "watch: {every: 3, stop_on: []}")
+    state = read_state(paths)
+    (first,) = state.versions["v0001"].jobs["train"]
+    assert first.intent is not None
+    again = spec_of(Submit("v0001", "train", 1, {}, first.intent.work), state, paths.version("v0001").job("train", 1))
+    assert again.config["watch"] == {"every": 10, "stop_on": ["score.collapse"]}
+    other = spec_of(Submit("v0001", "train", 1, {}, "another recipe"), state, paths.version("v0001").job("train", 1))
+    assert other.config["watch"] == {"every": 3, "stop_on": []}
 
 
 def test_dry_run_writes_nothing(first_version: CampaignPaths) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from io import StringIO
 
 from rich.console import Console
@@ -39,3 +40,11 @@ def test_children_stand_below_their_first_parent_and_merges_name_the_other() -> 
 def test_hostile_text_does_not_steer_the_terminal() -> None:
     text = drawn(with_hostile_texts(sample(), "[red]x[/red]\x1b[2J\u202e"))
     assert "\x1b" not in text and "\u202e" not in text and "[red]x[/red]" in text
+
+
+def test_a_decision_by_a_person_is_marked() -> None:
+    report = sample()
+    kept = next(v for v in report.versions if v.decision is not None)
+    overruled = replace(kept, decision=kept.decision.model_copy(update={"by": "person"}))
+    shown = drawn(replace(report, versions=tuple(overruled if v is kept else v for v in report.versions)))
+    assert f"{kept.verdict} by hand" in shown and f"{kept.verdict} by hand" not in drawn(report)
