@@ -237,7 +237,7 @@ def test_after_another_evaluation_setting_the_remedy_that_is_named_works(campaig
     edit(campaign.campaign_yaml, "samples_per_task: 2", "samples_per_task: 3")
     shutil.rmtree(campaign.version("v0001").evaluation("dev"))
     done = evo("run", str(campaign.root))
-    assert done.returncode == 2 and "v0001/decision.yaml: rests on look 1, at earlier evaluations of v0001" in done.stderr
+    assert done.returncode == 2 and "v0001/decision.yaml: rests on other looks at dev than the gate takes now" in done.stderr
     campaign.version("v0001").decision_yaml.unlink()
     done = evo("run", str(campaign.root))
     assert done.returncode == 2 and "different evaluator epochs (samples_per_task: 2 -> 3)" in done.stderr and "eval/dev" in done.stderr
