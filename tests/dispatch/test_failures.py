@@ -44,8 +44,8 @@ def test_the_users_mistake_is_not_retried_and_exits_2(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("how, message", [
     ("error", r"RuntimeError: the machine did something \(fake_roles\.py:\d+\)"),
-    ("exit", "trainer exited with 7"),
-    ("abort", r"trainer was killed by signal 6 \(SIGABRT\)"),
+    pytest.param("exit", "trainer exited with 7", marks=pytest.mark.slow),
+    pytest.param("abort", r"trainer was killed by signal 6 \(SIGABRT\)", marks=pytest.mark.slow),
 ])
 def test_the_machines_failure_is_retried_then_exits_1(tmp_path: Path, how: str, message: str) -> None:
     paths = failing(tmp_path, how)
