@@ -237,7 +237,7 @@ def test_stage_benchmark(demo: tuple[CampaignPaths, str], repository: Path) -> N
     found = json.loads(done.stdout)
     assert found["seconds"] < 600, "from nothing to the claim in ten minutes"
     assert 0 < found["engine_start_share"] < 0.5 and found["analyzers"]["analyses"] == len(demo[0].versions())
-    assert found["analyzers"]["analyses_seconds"] + found["analyzers"]["looks_seconds"] < 0.15 * found["seconds"]
+    assert found["analyzers"]["analyses_seconds"] + found["analyzers"]["looks_seconds"] < 0.3 * found["seconds"], "beside training, for the most part"
     assert sum(found["steps"]["v0001"]["share"].values()) == pytest.approx(1.0)
 
 
