@@ -160,7 +160,7 @@ def show(campaign: CampaignArgument, version: Annotated[str, typer.Argument(meta
     from evo_hpc.report.views import version_record, version_view
 
     state = _state(campaign)
-    found = _version(state, version)
+    found = state.named(version)
     version = found.id
     record = version_record(state, found)
     parents = found.node.version.parents
@@ -248,19 +248,12 @@ def validate(campaign: CampaignArgument, as_json: JsonOption = False) -> None:
         raise typer.Exit(2)
 
 
-def _version(state: CampaignState, version: str) -> Any:
-    version = version.rstrip("/").rpartition("/")[2]  # what a shell completes
-    if version not in state.versions:
-        raise UserError(f"{version}: no such version in {state.paths.root}; there are: {', '.join(state.versions) or 'none yet'}")
-    return state.versions[version]
-
-
 def _changes(state: CampaignState, before: str, after: str) -> list[dict[str, Any]]:
     from dataclasses import asdict
 
     from evo_hpc.lineage.tree import node_changes
 
-    return [asdict(change) for change in node_changes(_version(state, before).node, _version(state, after).node)]
+    return [asdict(change) for change in node_changes(state.named(before).node, state.named(after).node)]
 
 
 def main() -> None:

@@ -10,7 +10,7 @@ from pydantic import Field
 from evo_hpc.config.base import Config
 from evo_hpc.config.recipe import Recipe
 from evo_hpc.config.yaml_io import load_model
-from evo_hpc.lineage.identity import digest
+from evo_hpc.lineage.signed import Signed
 from evo_hpc.lineage.version import Version
 
 
@@ -30,7 +30,7 @@ class Considered(Config):
     """In words: what held or did not, e.g. `needs optimisation.inert_clip, which v0001 does not have`."""
 
 
-class Round(Config):
+class Round(Config, Signed):
     """`rounds/round-N.yaml`, write-once: one time that the agent was asked."""
 
     schema_version: Literal[1] = 1
@@ -45,19 +45,6 @@ class Round(Config):
     """Empty when there was nothing left to propose: the search ends there."""
     considered: list[Considered] = Field(default_factory=list)
     generation: int
-    digest: str = ""
-    """Of everything above: shows what was changed by hand."""
-
-    def signed(self) -> Round:
-        """With its digest."""
-        return self.model_copy(update={"digest": self._digest()})
-
-    def intact(self) -> bool:
-        """Whether it is what was written."""
-        return self.digest == self._digest()
-
-    def _digest(self) -> str:
-        return digest(self.model_dump(mode="json", exclude={"digest"}))
 
     def record(self) -> dict[str, Any]:
         """Plain values."""

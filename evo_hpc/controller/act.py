@@ -11,7 +11,7 @@ from evo_hpc.config.yaml_io import ConfigError, dump_model
 from evo_hpc.controller.commit import commit, commit_stopped, write_record
 from evo_hpc.controller.gate import compare
 from evo_hpc.controller.judge import decide
-from evo_hpc.controller.plan import (
+from evo_hpc.controller.actions import (
     Action, Analyse, Commit, Compare, CreateVersion, Decide, EndEarly, GiveUp, MakeHarness, MakeTasks, Propose, Start, Stop, Submit, Watch,
 )
 from evo_hpc.controller.state import CampaignState
@@ -45,19 +45,11 @@ def carry_out(action: Action, state: CampaignState, executor: LocalExecutor, lea
             lease.check()
             load_rules(state.found.rules)
             event.update(harness=make_harness(state.paths, state.found, action.number, while_waiting=beat).id)
-        case Submit():
-            job = _owner(state, action.owner).job(action.kind, action.attempt)
-            spec = spec_of(action, state, job)
-            executor.submit(job, spec, action.work, lease)
-            event["job"] = spec.name
-        case Start():
-            event.update(job=short_name(action.job), pid=executor.start(action.job, lease))
+        case Submit() | Start() | GiveUp():
+            event.update(carry_out_job(action, state, executor, lease))
         case Commit():
             commit(state, action.status, lease)
             event.update(job=short_name(action.status.job), seconds=round(action.status.result.seconds, 1) if action.status.result else None)
-        case GiveUp():
-            write_record(action.status, lease, state="failed", blame=action.blame, error=action.error)
-            event.update(job=short_name(action.status.job), blame=action.blame, error=action.error)
         case Watch():
             event.update(version=action.version, step=action.step, **_watch(action, state, lease, beat))
         case Stop():
@@ -94,13 +86,29 @@ def carry_out(action: Action, state: CampaignState, executor: LocalExecutor, lea
     return event
 
 
+def carry_out_job(action: Submit | Start | GiveUp, state: CampaignState, executor: LocalExecutor, lease: Lease) -> Event:
+    """What is the same for every job, whoever owns it."""
+    match action:
+        case Submit():
+            job = _owner(state, action.owner).job(action.kind, action.attempt)
+            spec = spec_of(action, state, job)
+            executor.submit(job, spec, action.work, lease)
+            return {"job": spec.name}
+        case Start():
+            return {"job": short_name(action.job), "pid": executor.start(action.job, lease)}
+        case GiveUp():
+            write_record(action.status, lease, state="failed", blame=action.blame, error=action.error)
+            return {"job": short_name(action.status.job), "blame": action.blame, "error": action.error}
+
+
 def short_name(job: JobPaths) -> str:
     """Owner and attempt, for people."""
     return f"{job.owner.name}/{job.root.name}"
 
 
 def _owner(state: CampaignState, owner: str) -> OwnerPaths:
-    return state.paths.base if owner == "base" else state.versions[owner].node.paths
+    special: dict[str, OwnerPaths] = {each.root.name: each for each in (state.paths.base, state.paths.final)}
+    return special[owner] if owner in special else state.versions[owner].node.paths
 
 
 def spec_of(action: Submit, state: CampaignState, job: JobPaths) -> JobSpec:

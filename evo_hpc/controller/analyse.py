@@ -14,13 +14,9 @@ from evo_hpc.harness.runner import analyse
 
 def analyse_now(state: CampaignState, version: str | None) -> dict[str, Any]:
     """Findings and measures by version, for --json and the terminal. Raises UserError when a version has nothing to look at yet."""
-    if version is not None:
-        version = version.rstrip("/").rpartition("/")[2]  # what a shell completes
-        if version not in state.versions:
-            raise UserError(f"{version}: no such version in {state.paths.root}; there are: {', '.join(state.versions) or 'none yet'}")
-        if not state.versions[version].over:
-            raise UserError(f"{version}: not trained and evaluated yet; `evo-hpc status` shows how far it is")
-    chosen = [v for v in state.versions.values() if v.over and version in (None, v.id)]
+    chosen = [v for v in state.versions.values() if v.over] if version is None else [state.named(version)]
+    if version is not None and not chosen[0].over:
+        raise UserError(f"{chosen[0].id}: not trained and evaluated yet; `evo-hpc status` shows how far it is")
     if not chosen:
         raise UserError(f"{state.paths.root}: no version is trained and evaluated yet; `evo-hpc run` brings it forward")
     told = []

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from evo_hpc.controller.act import Event, short_name, spec_of
+from evo_hpc.controller.act import Event, carry_out_job, short_name
 from evo_hpc.controller.commit import write_record
 from evo_hpc.controller.loop import POLL_SECONDS, Watcher, blocked
 from evo_hpc.controller.ownership import Interrupted, Ownership
-from evo_hpc.controller.plan import Action, Commit, GiveUp, Plan, Start, Submit, Planner
+from evo_hpc.controller.actions import Action, Commit, GiveUp, Plan, Start, Submit
+from evo_hpc.controller.plan import Planner
 from evo_hpc.controller.state import CampaignState
 from evo_hpc.dispatch.local import JobStatus, LocalExecutor, load_result, observe
 from evo_hpc.errors import UserError
@@ -107,19 +108,11 @@ class FinalJob:
         event: Event = {"event": type(action).__name__}
         lease = self.ownership.lease
         match action:
-            case Submit():
-                job = self.paths.job(action.kind, action.attempt)
-                spec = spec_of(action, self.state, job)
-                self.executor.submit(job, spec, action.work, lease)
-                event["job"] = spec.name
-            case Start():
-                event.update(job=short_name(action.job), pid=self.executor.start(action.job, lease))
+            case Submit() | Start() | GiveUp():
+                event.update(carry_out_job(action, self.state, self.executor, lease))
             case Commit():
                 self._commit(action.status)
                 event["job"] = short_name(action.status.job)
-            case GiveUp():
-                write_record(action.status, lease, state="failed", blame=action.blame, error=action.error)
-                event.update(job=short_name(action.status.job), blame=action.blame, error=action.error)
         append_line(self.state.paths.events, {"time": time.time(), "generation": lease.generation, **event})
         return event
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
 import time
-from dataclasses import asdict
 
 from evo_hpc.controller.claim import FinalResult, describe, final_claim, final_result
 from evo_hpc.controller.final_job import FinalJob
-from evo_hpc.controller.gate import METHOD, SCORE_DIFFERENCE
+from evo_hpc.controller.gate import METHOD, SCORE_DIFFERENCE, draws_for
 from evo_hpc.controller.loop import Watcher
 from evo_hpc.controller.ownership import owned
 from evo_hpc.controller.plan import ROOT
@@ -31,8 +29,6 @@ from evo_hpc.store.lease import Lease
 
 ALPHA = 0.05
 """Of the one two-sided test."""
-_TAIL_DRAWS = 50
-"""Resamples beyond each end of the interval, at least."""
 
 
 class FinalRefused(UserError):
@@ -142,7 +138,7 @@ def _declare(state: CampaignState, task_set: str, candidate: Candidate, again: s
     draft = Read(
         number=0, task_set=task_set, campaign=campaign.name, place=place_of(state.paths), folder=str(state.paths.root.resolve()),
         baseline=Candidate(version=ROOT, policy=base), candidate=candidate, alpha=ALPHA, method=METHOD,
-        draws=max(campaign.gate.draws, math.ceil(2 * _TAIL_DRAWS / ALPHA)),
+        draws=draws_for(campaign, ALPHA),
         seed=derive_seed(campaign.seed, "final", base, candidate.policy, task_set) % 2**32,
         evaluator=_evaluator(state), why=again, generation=lease.generation, declared_at=0.0,
     )
@@ -180,7 +176,7 @@ def _conclude(
         found = paired_bootstrap(
             *scores, tasks=tasks, k=k, draws=read.draws, alpha=read.alpha, seed=read.seed, method=method, bounds=SCORE_DIFFERENCE,
         )
-        return Interval(**asdict(found), excludes_zero=found.excludes_zero and not found.degenerate)
+        return Interval.of(found)
 
     def estimate(index: int) -> Estimate:
         found = mean_interval(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict
 
 from evo_hpc.config.campaign import Campaign
 from evo_hpc.controller.state import VersionState
@@ -29,6 +28,11 @@ _TAIL_DRAWS = 50
 """Resamples beyond each end of an interval, at least: the alpha of later looks is small."""
 
 
+def draws_for(campaign: Campaign, alpha: float) -> int:
+    """Resamples for an interval at 1 - alpha: as many as the campaign says, and enough beyond each end."""
+    return max(campaign.gate.draws, math.ceil(2 * _TAIL_DRAWS / alpha))
+
+
 class NotComparable(UserError):
     """Two evaluations of different epochs."""
 
@@ -50,9 +54,9 @@ def compare(paths: CampaignPaths, campaign: Campaign, parent: VersionState, chil
 
     def interval(alpha: float, method: Method = METHOD) -> Interval:
         seed = derive_seed(campaign.seed, "gate", child.id, parent.id, after.epoch) % 2**32
-        draws = max(campaign.gate.draws, math.ceil(2 * _TAIL_DRAWS / alpha))
+        draws = draws_for(campaign, alpha)
         found = paired_bootstrap(*scores, tasks=after.task_ids, k=after.k, draws=draws, alpha=alpha, seed=seed, method=method, bounds=SCORE_DIFFERENCE)
-        return Interval(**asdict(found), excludes_zero=found.excludes_zero and not found.degenerate)
+        return Interval.of(found)
 
     comparison = Comparison(
         version=child.id, against=parent.id, suite=SUITE, evaluator_epoch=after.epoch, look=look,

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from evo_hpc.agent.evidence import Evidence, VersionEvidence
-from evo_hpc.agent.predict import check_prediction
 from evo_hpc.agent.merge import merge_partner
+from evo_hpc.agent.predict import check_prediction
+from evo_hpc.agent.rules import SCORES
 from evo_hpc.controller.gate import METHOD, SCORE_DIFFERENCE
 from evo_hpc.controller.readings import readings_of
 from evo_hpc.controller.state import CampaignState, VersionState
@@ -17,9 +18,6 @@ from evo_hpc.lineage.tree import node_changes
 from evo_hpc.lineage.version import Prediction
 from evo_hpc.seeds import derive_seed
 from evo_hpc.stats import paired_bootstrap
-
-SCORES = ("dev/avg_at_k", "probe/avg_at_k")
-"""Metrics of a prediction that are scores; the others are measures of analyzers."""
 
 
 def decide(state: CampaignState, version: VersionState) -> Decision:
@@ -90,15 +88,15 @@ def _check_score(state: CampaignState, parent: VersionState, version: VersionSta
     values = [Measure(value=record.avg_at_k) if record else None for record in (before, after)]
     if before is None or after is None:
         return check_prediction(prediction, parent.id, *values, None)
-    unclear = PredictionCheck(
-        prediction=prediction, against=parent.id, before=before.avg_at_k, after=after.avg_at_k, outcome="inconclusive",
-        why=f"{parent.id} and {version.id} were scored on {suite} under different evaluator epochs, which are never compared.",
-    )
-    if before.epoch != after.epoch:
-        return unclear
-    interval = _interval(state, parent, version, suite)
+    interval = None
+    why = f"{parent.id} and {version.id} were scored on {suite} under different evaluator epochs, which are never compared."
+    if before.epoch == after.epoch:
+        interval = _interval(state, parent, version, suite)
+        why = "Every task changed by the same amount, so nothing is known of the spread."
     if interval is None:
-        return unclear.model_copy(update={"why": "Every task changed by the same amount, so nothing is known of the spread."})
+        return PredictionCheck(
+            prediction=prediction, against=parent.id, before=before.avg_at_k, after=after.avg_at_k, outcome="inconclusive", why=why,
+        )
     return check_prediction(prediction, parent.id, *values, interval)
 
 

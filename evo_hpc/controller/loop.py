@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from evo_hpc.controller.act import Event, carry_out
 from evo_hpc.controller.names import check_names
 from evo_hpc.controller.ownership import Interrupted, Ownership, owned
-from evo_hpc.controller.plan import Blocker, Plan, make_plan
+from evo_hpc.controller.actions import Blocker, Plan
+from evo_hpc.controller.plan import make_plan
 from evo_hpc.controller.preflight import check_machine
 from evo_hpc.controller.state import CampaignState, read_state
 from evo_hpc.dispatch.local import LocalExecutor

@@ -26,20 +26,16 @@ def check_names(state: CampaignState) -> None:
             f"{paths.campaign_yaml}: watch.stop_on names {name}, which no live analyzer finds{_hint(name, live)}"
             for name in campaign.watch.stop_on if name not in live
         ]
-    for name, rules in load_rules(state.found.rules).mentioned().items():
+    rules_now = load_rules(state.found.rules)
+    findings = {name for rule in rules_now.rules for condition in (*rule.when, *rule.unless) for name in condition.findings}
+    for name, rules in rules_now.mentioned().items():
         if name not in every and name.split(".")[0] not in names:
             problems.append(f"{state.found.rules}: rule {', '.join(rules)} waits for {name}, but there is no analyzer {name.split('.')[0]}; there are: "
                             f"{', '.join(sorted(names))}")
-        elif name not in every and name in _findings_of(state):
+        elif name not in every and name in findings:
             problems.append(f"{state.found.rules}: rule {', '.join(rules)} waits for {name}, which no analyzer finds{_hint(name, every)}")
     if problems:
         raise UnknownName("\n".join(problems))
-
-
-def _findings_of(state: CampaignState) -> set[str]:
-    """Names that the rules use as findings, not as measures."""
-    conditions = [c for rule in load_rules(state.found.rules).rules for c in (*rule.when, *rule.unless)]
-    return {name for condition in conditions for name in condition.findings}
 
 
 def _hint(name: str, known: Iterable[str]) -> str:

@@ -8,12 +8,9 @@ from pathlib import Path
 
 from evo_hpc.agent.proposal import Round, read_round
 from evo_hpc.agent.rules import Rules, load_rules
-from evo_hpc.config.campaign import Campaign
-from evo_hpc.config.cluster import Cluster
-from evo_hpc.config.recipe import Recipe
-from evo_hpc.config.yaml_io import load_model
 from evo_hpc.controller.copied import results_of_others
 from evo_hpc.controller.decided import decision_problems
+from evo_hpc.controller.settings import Settings, check_reward, load_settings
 from evo_hpc.controller.tasks import TasksManifest, check_task_files, domain_of, read_manifest
 from evo_hpc.controller.watching import Running, read_running
 from evo_hpc.dispatch.local import JobStatus, observe
@@ -26,19 +23,9 @@ from evo_hpc.lineage.comparison import Comparison, read_comparison
 from evo_hpc.lineage.decision import BadDecision, Decision, read_decision
 from evo_hpc.lineage.identity import policy_identity, run_identity
 from evo_hpc.lineage.looks import Look, check_alpha, read_looks
-from evo_hpc.lineage.tree import BadLineage, Node, load_tree_nodes, read_hooks
+from evo_hpc.lineage.tree import BadLineage, Node, load_tree_nodes
 from evo_hpc.paths import COMPLETE, CampaignPaths, OwnerPaths, version_id
-from evo_hpc.rollout.reward import check_weights
 from evo_hpc.store.manifest import Torn, read_complete
-
-
-@dataclass(frozen=True)
-class Settings:
-    """The hand-written files of a campaign."""
-
-    campaign: Campaign
-    recipe: Recipe
-    cluster: Cluster
 
 
 @dataclass(frozen=True)
@@ -130,6 +117,13 @@ class CampaignState:
                 incumbent = state.id
         return incumbent
 
+    def named(self, name: str) -> VersionState:
+        """A version by its id, or by the folder that a shell completes. Raises UserError, naming those that there are."""
+        name = name.rstrip("/").rpartition("/")[2]
+        if name not in self.versions:
+            raise UserError(f"{name}: no such version in {self.paths.root}; there are: {', '.join(self.versions) or 'none yet'}")
+        return self.versions[name]
+
     def rules(self) -> Rules:
         """The rules of the current harness. Raises BadRules."""
         assert self.harness is not None
@@ -139,31 +133,6 @@ class CampaignState:
         """Every attempt of every owner."""
         owners = [self.base_jobs, *(v.jobs for v in self.versions.values())]
         return [status for jobs in owners for attempts in jobs.values() for status in attempts]
-
-
-def load_settings(paths: CampaignPaths) -> Settings:
-    """campaign.yaml, recipe.yaml and cluster.yaml, checked one by one and together. Raises UserError."""
-    if paths.root.is_file():
-        raise UserError(f"{paths.root}: is a file; give the folder that holds campaign.yaml")
-    if not paths.root.is_dir():
-        raise UserError(f"{paths.root}: no such campaign folder. `evo-hpc demo` makes one, or copy campaigns/demo and edit it")
-    if not paths.campaign_yaml.exists():
-        raise UserError(f"{paths.root}: not a campaign folder (no {paths.campaign_yaml.name}); give one that has it, e.g. workspace/campaigns/demo")
-    campaign = load_model(paths.campaign_yaml, Campaign)
-    recipe = load_model(paths.recipe_yaml, Recipe)
-    cluster = load_model(paths.cluster_yaml, Cluster) if paths.cluster_yaml.exists() else Cluster()
-    if hooks := read_hooks(paths.hooks):
-        raise UserError(f"{paths.hooks}: hooks are not supported yet (they need the sandbox); remove {', '.join(hooks)}")
-    domain, _ = domain_of(paths, campaign)
-    _check_reward(paths.recipe_yaml, recipe, domain.component_names)
-    return Settings(campaign, recipe, cluster)
-
-
-def _check_reward(where: object, recipe: Recipe, component_names: tuple[str, ...]) -> None:
-    try:
-        check_weights(recipe.reward, component_names)
-    except UserError as error:
-        raise UserError(f"{where}: {error}") from error
 
 
 def read_state(paths: CampaignPaths, *, hashes: bool = False) -> CampaignState:
@@ -177,7 +146,7 @@ def read_state(paths: CampaignPaths, *, hashes: bool = False) -> CampaignState:
         raise BadLineage("\n".join(problems))
     domain, _ = domain_of(paths, settings.campaign)
     for node in nodes.values():
-        _check_reward(node.paths.recipe_yaml, node.recipe, domain.component_names)
+        check_reward(node.paths.recipe_yaml, node.recipe, domain.component_names)
     tasks = read_manifest(paths, settings.campaign)
     if tasks is not None and hashes:
         check_task_files(paths, tasks)

@@ -13,7 +13,8 @@ from evo_hpc.config.cluster import Cluster
 from evo_hpc.config.recipe import Recipe
 from evo_hpc.config.yaml_io import load_model
 from evo_hpc.controller.names import check_names
-from evo_hpc.controller.state import base_policy_of, load_settings, read_state
+from evo_hpc.controller.settings import load_settings
+from evo_hpc.controller.state import base_policy_of, read_state
 from evo_hpc.controller.tasks import check_task_files, read_manifest
 from evo_hpc.dispatch.local import observe
 from evo_hpc.errors import EvoError

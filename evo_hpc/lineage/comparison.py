@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,9 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from evo_hpc.errors import UserError
 from evo_hpc.lineage.decision import Verdict
-from evo_hpc.lineage.identity import digest
 from evo_hpc.lineage.looks import BadLedger, Look
+from evo_hpc.lineage.signed import Signed
+from evo_hpc.stats import PairedComparison
 from evo_hpc.store.atomic import read_json
 
 
@@ -40,12 +42,16 @@ class Interval(BaseModel):
     degenerate: bool
     note: str
     excludes_zero: bool
+    """False, too, where nothing is known of the spread."""
+
+    @classmethod
+    def of(cls, found: PairedComparison) -> Interval:
+        """The record of a comparison."""
+        return cls(**asdict(found), excludes_zero=found.excludes_zero and not found.degenerate)
 
 
-class Comparison(BaseModel):
+class Comparison(Signed):
     """One file of `comparisons/`."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     schema_version: int = 1
     version: str
@@ -61,8 +67,6 @@ class Comparison(BaseModel):
     """At the alpha that this look spends: what the gate decides by."""
     interval_t: Interval
     """At 95 % by the t method, as a check."""
-    digest: str = ""
-    """Of everything above: shows a number changed by hand."""
 
     @property
     def verdict(self) -> Verdict:
@@ -71,17 +75,6 @@ class Comparison(BaseModel):
         if not seen.excludes_zero:
             return "not shown"
         return "better" if seen.difference > 0 else "worse"
-
-    def signed(self) -> Comparison:
-        """With its digest."""
-        return self.model_copy(update={"digest": self._digest()})
-
-    def _digest(self) -> str:
-        return digest(self.model_dump(mode="json", exclude={"digest"}))
-
-    def intact(self) -> bool:
-        """Whether the numbers are those that were written."""
-        return self.digest == self._digest()
 
     def record(self) -> dict[str, Any]:
         """Plain values."""

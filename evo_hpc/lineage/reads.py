@@ -2,32 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
 from evo_hpc.lineage.comparison import Interval
 from evo_hpc.lineage.decision import Verdict
-from evo_hpc.lineage.identity import digest
-
-
-class Signed(BaseModel):
-    """A record with a digest of all its other fields, which shows a value changed by hand."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    digest: str = ""
-
-    def signed(self) -> Self:
-        """With its digest."""
-        return self.model_copy(update={"digest": self._digest()})
-
-    def intact(self) -> bool:
-        """Whether the values are those that were written."""
-        return self.digest == self._digest()
-
-    def _digest(self) -> str:
-        return digest(self.model_dump(mode="json", exclude={"digest"}))
+from evo_hpc.lineage.signed import Signed
 
 
 class Candidate(BaseModel):

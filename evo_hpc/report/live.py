@@ -10,7 +10,7 @@ from rich.live import Live
 from rich.text import Text
 
 from evo_hpc.controller.act import Event
-from evo_hpc.controller.plan import Plan
+from evo_hpc.controller.actions import Plan
 from evo_hpc.controller.state import CampaignState
 from evo_hpc.report.views import job_record, jobs_view, printable
 

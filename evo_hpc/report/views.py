@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import unicodedata
 from dataclasses import asdict
 from typing import Any
 
@@ -11,14 +10,14 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from evo_hpc.controller.plan import (
-    Action, Commit, CreateVersion, EndEarly, GiveUp, MakeHarness, MakeTasks, Plan, Propose, Start, Stop, Submit, make_plan,
-)
+from evo_hpc.controller.actions import Action, Commit, CreateVersion, EndEarly, GiveUp, MakeHarness, MakeTasks, Plan, Propose, Start, Stop, Submit
+from evo_hpc.controller.plan import make_plan
 from evo_hpc.controller.state import CampaignState, VersionState
 from evo_hpc.dispatch.local import JobStatus
 from evo_hpc.evaluation.scores import EvaluationRecord
 from evo_hpc.lineage.looks import read_looks
 from evo_hpc.lineage.tree import node_changes
+from evo_hpc.report.words import visible
 from evo_hpc.store.atomic import StoreError, read_json
 from evo_hpc.store.lease import current_owner, owner_may_live
 
@@ -125,7 +124,7 @@ def printable(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [printable(inner) for inner in value]
     if isinstance(value, str):
-        return "".join(c if c == "\n" or unicodedata.category(c) not in ("Cc", "Cf") else c.encode("unicode_escape").decode() for c in value)
+        return visible(value)
     return value
 
 

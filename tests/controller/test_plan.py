@@ -14,10 +14,12 @@ from evo_hpc.config import campaign as config
 from evo_hpc.config.campaign import Campaign
 from evo_hpc.config.cluster import Cluster
 from evo_hpc.config.recipe import Recipe
-from evo_hpc.controller.plan import (
-    Analyse, Commit, Compare, CreateVersion, Decide, EndEarly, GiveUp, MakeHarness, MakeTasks, Propose, Start, Stop, Submit, Watch, make_plan,
+from evo_hpc.controller.actions import (
+    Analyse, Commit, Compare, CreateVersion, Decide, EndEarly, GiveUp, MakeHarness, MakeTasks, Propose, Start, Stop, Submit, Watch,
 )
-from evo_hpc.controller.state import CampaignState, Settings, VersionState
+from evo_hpc.controller.plan import make_plan
+from evo_hpc.controller.settings import Settings
+from evo_hpc.controller.state import CampaignState, VersionState
 from evo_hpc.dispatch.local import JobStatus, Phase
 from evo_hpc.evaluation.scores import EvaluationRecord
 from evo_hpc.controller.tasks import SplitManifest, TasksManifest

@@ -14,7 +14,7 @@ import pytest
 from evo_hpc.agent.proposal import read_round
 from evo_hpc.config.yaml_io import dump_model
 from evo_hpc.controller.act import spec_of
-from evo_hpc.controller.plan import Submit
+from evo_hpc.controller.actions import Submit
 from evo_hpc.controller.state import read_state
 from evo_hpc.errors import EvoError
 from evo_hpc.lineage.decision import read_decision
