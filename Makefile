@@ -2,7 +2,7 @@
 .POSIX:
 SHELL = /bin/sh
 .DEFAULT_GOAL = help
-.PHONY: help setup demo test test-slow clean
+.PHONY: help setup demo demo-slurm test test-slow cluster-up cluster-down clean
 
 # Python 3.11 or newer; empty = the first such of python3.11, python3, python3.12, python3.13.
 PYTHON ?=
@@ -17,8 +17,14 @@ help:
 	@echo '                  PYTHON=/path/to/python3.11   which Python'
 	@echo "                  TORCH_INDEX='--index-url …'  PyTorch's CPU wheel index, where pip would take a CUDA build"
 	@echo 'make demo       setup, then a small campaign on this machine'
+	@echo 'make demo-slurm setup, then the same campaign on a private Slurm cluster (see cluster-up), with a preemption'
+	@echo '                  DEMO_ARGS=--no-preemption    without one; DEMO_ARGS=--help lists the rest'
 	@echo "make test       setup, then the fast tests (PYTEST_ARGS='-k name')"
 	@echo 'make test-slow  setup, then the tests that start engines, clusters and installs'
+	@echo 'make cluster-up    setup, then a private Slurm cluster on this machine, for tests'
+	@echo "                  CLUSTER_ARGS='--prefix DIR'  where (else \$$TMPDIR/evo-cluster, or .cluster/ without TMPDIR)"
+	@echo 'make cluster-down  stop that cluster and all its jobs'
+	@echo '                  CLUSTER_ARGS=--wipe  and remove its folder'
 	@echo 'make clean      remove .venv, builds and caches; campaigns stay'
 
 setup:
@@ -40,11 +46,20 @@ setup:
 demo: setup
 	.venv/bin/evo-hpc demo $(DEMO_ARGS)
 
+demo-slurm: setup
+	.venv/bin/python -m tools.demo_slurm $(DEMO_ARGS)
+
 test: setup
 	$(PYTEST) -m 'not slow'
 
 test-slow: setup
 	$(PYTEST) -m slow --timeout=900
+
+cluster-up: setup
+	.venv/bin/python -m tests.cluster up $(CLUSTER_ARGS)
+
+cluster-down: setup
+	.venv/bin/python -m tests.cluster down $(CLUSTER_ARGS)
 
 clean:
 	rm -rf .venv .setup.lock build dist *.egg-info .pytest_cache .hypothesis

@@ -146,6 +146,116 @@ def _run(campaign: Path, take_over: bool, until: str | None, as_json: bool, then
 
 
 @app.command()
+def launch(
+    campaign: CampaignArgument,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show every batch script that would be submitted, and do nothing.")] = False,
+    take_over: Annotated[bool, typer.Option("--take-over", help="Displace a controller on another host that you know is dead.")] = False,
+    until: Annotated[str | None, typer.Option(metavar="VERSION", help="Stop when this version is decided, e.g. v0002.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Submit the controller of a campaign to Slurm, as cluster.yaml says; it goes on over time limits and preemptions."""
+    from evo_hpc.controller import launch as launching
+
+    paths = _paths(campaign)
+    if dry_run:
+        scripts = launching.dry_run(paths, take_over=take_over, until=until)
+        record: Any = {"scripts": [{"name": each.name, "path": str(each.path), "text": each.text} for each in scripts]}
+        _print(as_json, record, "\n".join(f"# {each.path}\n{each.text}" for each in scripts))
+        return
+    done = launching.launch(paths, take_over=take_over, until=until)
+    record = {"job_id": done.job_id, "name": done.record.slurm_name, "script": str(done.script), "log": str(done.log), "note": done.note}
+    said = f"The controller is Slurm job {done.job_id} ({done.record.slurm_name}). Its log: {done.log}"
+    _print(as_json, record, f"{said}\n{done.note}" if done.note else said)
+
+
+@app.command()
+def stop(
+    campaign: CampaignArgument,
+    now: Annotated[bool, typer.Option("--now", help="Have jobs save and end now, rather than come to their end.")] = False,
+    reason: Annotated[str | None, typer.Option(help="Why, for people.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Have the controller end: nothing new is submitted, jobs come to their end and are committed."""
+    _wish(campaign, "stop" if now else "drain", reason, as_json)
+
+
+@app.command()
+def pause(campaign: CampaignArgument, reason: Annotated[str | None, typer.Option(help="Why, for people.")] = None, as_json: JsonOption = False) -> None:
+    """Have the controller submit nothing new; jobs go on, and so does the controller."""
+    _wish(campaign, "pause", reason, as_json)
+
+
+@app.command()
+def resume(campaign: CampaignArgument, as_json: JsonOption = False) -> None:
+    """Undo `stop` and `pause`: a controller that runs goes on; where there is none and jobs go to Slurm, one is launched."""
+    _wish(campaign, "run", None, as_json, go_on=True)
+
+
+def _wish(campaign: Path, state: str, reason: str | None, as_json: bool, go_on: bool = False) -> None:
+    """Write control.yaml, and say what will come of it."""
+    import shlex
+
+    from evo_hpc.controller.control import write_control
+    from evo_hpc.controller.launch import ControllerLives
+    from evo_hpc.controller.launch import launch as launch_controller
+    from evo_hpc.controller.settings import load_settings
+    from evo_hpc.report.views import controller_record
+
+    paths = _paths(campaign)
+    settings = load_settings(paths)
+    write_control(paths, state=state, reason=reason)
+    controller, job_id = controller_record(paths), None
+    lives = controller is not None and controller["running"]
+    if go_on and not lives and settings.cluster.executor == "slurm":
+        try:
+            job_id = launch_controller(paths).job_id
+        except ControllerLives:  # it waits in the queue
+            lives = True
+    then = {
+        "run": "it goes on", "pause": "it submits nothing new", "drain": "it ends once its jobs have ended", "stop": "its jobs save and end, then it does",
+    }[state]
+    if job_id is not None:
+        said = f"A controller was launched: Slurm job {job_id}. Its log: {paths.controller_log}"
+    elif lives:
+        said = f"The controller looks at {paths.control_yaml} within seconds: {then}. Watch it with `evo-hpc status {shlex.quote(str(paths.root))}`."
+    else:
+        said = f"No controller runs. {paths.control_yaml} says `state: {state}`; " + (
+            f"run `evo-hpc run {shlex.quote(str(paths.root))}` to go on." if go_on else "the next one does as it says."
+        )
+    _print(as_json, {"state": state, "file": str(paths.control_yaml), "controller": controller, "launched": job_id}, said)
+
+
+@app.command()
+def doctor(
+    campaign: Annotated[Path | None, typer.Argument(metavar="[CAMPAIGN]", help="Folder of a campaign; left out: this machine alone.")] = None,
+    cluster: Annotated[bool, typer.Option("--cluster", help="Also check cluster.yaml against the live Slurm cluster, and the mount across its nodes.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Say what will fail before anything is queued."""
+    from evo_hpc.config.cluster import Cluster
+    from evo_hpc.controller import doctor as checks
+    from evo_hpc.controller.settings import load_settings
+
+    paths = _paths(campaign) if campaign is not None else None
+    profile = load_settings(paths).cluster if paths is not None else Cluster()
+    results = checks.doctor(paths, profile, cluster_checks=cluster)
+    _print(as_json, checks.record(results), lambda: checks.view(results))
+    if code := checks.exit_code(results):
+        raise typer.Exit(code)
+
+
+@app.command()
+def cost(campaign: CampaignArgument, as_json: JsonOption = False) -> None:
+    """Show what the campaign has used, by version and kind of work: GPU hours, node hours, hours of jobs, and how much was of use."""
+    from evo_hpc.controller.books import accounted_now
+    from evo_hpc.report.cost_view import cost_record, cost_view
+
+    paths = _paths(campaign)
+    record = cost_record(paths, accounted_now(_state(campaign)))
+    _print(as_json, record, lambda: cost_view(record))
+
+
+@app.command()
 def status(campaign: CampaignArgument, as_json: JsonOption = False) -> None:
     """Show versions, scores and running jobs."""
     from evo_hpc.report.views import status_record, status_view

@@ -7,9 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 VERSION_ID = re.compile(r"^v\d{4,}$")
-_JOB = re.compile(r"^(?P<kind>[a-z]+)-(?P<attempt>\d{3,})$")
+_JOB = re.compile(r"^(?P<kind>[a-z]+)-(?P<attempt>\d{3,})(-shard-(?P<shard>\d{2,}))?$")
 _INCARNATION = re.compile(r"^inc-(?P<number>\d+)$")
 _CLAIM = re.compile(r"^claim-(?P<number>\d{6})\.json$")
+_SUBMISSION = re.compile(r"^submission-(?P<number>\d{6})\.json$")
+_ENDED = re.compile(r"^ended-(?P<number>\d{6})\.json$")
+_LAUNCH = re.compile(r"^launch-(?P<number>\d{6})\.json$")
 _START = re.compile(r"^start-(?P<number>\d{6})\.json$")
 _GENERATION = re.compile(r"^generation-(?P<number>\d{6})\.json$")
 _LOOK = re.compile(r"^look-(?P<number>\d{6})\.json$")
@@ -45,7 +48,7 @@ def step_name(step: int) -> str:
 
 
 def part_name(first_step: int, last_step: int) -> str:
-    """One Parquet part of a training run."""
+    """One Parquet part of a training run, or of an evaluation."""
     return f"part-{first_step:06d}-{last_step:06d}.parquet"
 
 
@@ -187,8 +190,20 @@ class IncarnationPaths:
     def log(self, role: str) -> Path:
         return self.root / "logs" / f"{role}.log"
 
-    def role_outcome(self, role: str) -> Path:
-        return self.root / "logs" / f"{role}.outcome.json"
+    def role_outcome(self, role: str, rank: int = 0) -> Path:
+        """What a role says of itself at its end; ranks but the first have files of their own."""
+        return self.root / "logs" / (f"{role}.rank-{rank}.outcome.json" if rank else f"{role}.outcome.json")
+
+    def role_outcomes(self, role: str) -> list[Path]:
+        """Of all its ranks, as far as they have said something; the first rank's first."""
+        first = self.role_outcome(role)
+        others = sorted((self.root / "logs").glob(f"{role}.rank-*.outcome.json"))
+        return [*([first] if first.exists() else []), *others]
+
+    @property
+    def stop(self) -> Path:
+        """Its being there tells the roles to save and end."""
+        return self.root / "stop"
 
 
 @dataclass(frozen=True)
@@ -204,6 +219,12 @@ class JobPaths:
     @property
     def attempt(self) -> int:
         return int(self._parsed()["attempt"])
+
+    @property
+    def shard(self) -> int | None:
+        """Which part of a divided piece of work this is; null where it is not divided."""
+        found = self._parsed()["shard"]
+        return int(found) if found else None
 
     def _parsed(self) -> re.Match[str]:
         found = _JOB.match(self.root.name)
@@ -228,6 +249,11 @@ class JobPaths:
         return self.root / "record.json"
 
     @property
+    def cost(self) -> Path:
+        """Write-once: what the attempt cost, kept because Slurm's accounting is purged after a while."""
+        return self.root / "cost.json"
+
+    @property
     def effective_yaml(self) -> Path:
         """The roles' own accounts merged, before they are published with the training run."""
         return self.root / "effective.yaml"
@@ -241,6 +267,28 @@ class JobPaths:
 
     def starts(self) -> list[tuple[int, Path]]:
         return _numbered(self.root, _START, "number")
+
+    def submission(self, number: int) -> Path:
+        return self.root / f"submission-{number:06d}.json"
+
+    def submissions(self) -> list[tuple[int, Path]]:
+        return _numbered(self.root, _SUBMISSION, "number")
+
+    def ended(self, start: int) -> Path:
+        """Write-once: that the controller itself had a start's Slurm job ended, written before it was."""
+        return self.root / f"ended-{start:06d}.json"
+
+    def endeds(self) -> list[tuple[int, Path]]:
+        return _numbered(self.root, _ENDED, "number")
+
+    def script(self, start: int) -> Path:
+        """The batch script of a start, as it was submitted."""
+        return self.root / f"start-{start:06d}.sh"
+
+    @property
+    def slurm_log(self) -> Path:
+        """What the batch scripts of all starts print; appended."""
+        return self.root / "slurm.log"
 
     def claim(self, number: int) -> Path:
         return self.root / f"claim-{number:06d}.json"
@@ -261,15 +309,15 @@ class OwnerPaths:
 
     root: Path
 
-    def job(self, kind: str, attempt: int) -> JobPaths:
-        return JobPaths(self.root / "jobs" / f"{kind}-{attempt:03d}")
+    def job(self, kind: str, attempt: int, shard: int | None = None) -> JobPaths:
+        return JobPaths(self.root / "jobs" / (f"{kind}-{attempt:03d}" + ("" if shard is None else f"-shard-{shard:02d}")))
 
     def jobs(self) -> list[JobPaths]:
         folder = self.root / "jobs"
         if not folder.is_dir():
             return []
         jobs = [JobPaths(p) for p in folder.iterdir() if _JOB.match(p.name) and p.is_dir()]
-        return sorted(jobs, key=lambda job: (job.kind, job.attempt))
+        return sorted(jobs, key=lambda job: (job.kind, job.attempt, -1 if job.shard is None else job.shard))
 
 
 @dataclass(frozen=True)
@@ -500,6 +548,27 @@ class CampaignPaths:
 
     def generations(self) -> list[tuple[int, Path]]:
         return _numbered(self.controller, _GENERATION, "number")
+
+    def launch(self, number: int) -> Path:
+        """Write-once: the number-th submission of a controller as a Slurm job, written before it."""
+        return self.controller / f"launch-{number:06d}.json"
+
+    def launches(self) -> list[tuple[int, Path]]:
+        return _numbered(self.controller, _LAUNCH, "number")
+
+    @property
+    def controller_script(self) -> Path:
+        return self.controller / "controller.sh"
+
+    @property
+    def controller_log(self) -> Path:
+        """What the controller prints as a Slurm job; appended over requeues."""
+        return self.controller / "log"
+
+    @property
+    def control_yaml(self) -> Path:
+        """What a person wishes of a running controller: pause, drain, stop, cancel; absent = go on."""
+        return self.root / "control.yaml"
 
     @property
     def analyzers_folder(self) -> Path:

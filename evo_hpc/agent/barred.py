@@ -38,7 +38,7 @@ def known_bad(versions: Mapping[str, VersionEvidence], start: VersionEvidence, f
     if not _numbers(now, value):
         return None
     for version in versions.values():
-        if version.decision is None or version.kept or version.init != start.init:
+        if version.decision is None or version.kept or version.decision.outcome == "cancelled" or version.init != start.init:
             continue
         if len(version.changes) != 1 or version.changes[0].field != field:
             continue

@@ -109,6 +109,21 @@ class Search(Config):
     """Versions proposed at once, from the same evidence; max_parallel_jobs in cluster.yaml says how many jobs run side by side."""
 
 
+class Budget(Config):
+    """What the campaign may use, its sealed claim included. A cap that is reached stops new submissions; null = no cap."""
+
+    gpu_hours: Annotated[float, Gt(0)] | None = None
+    """GPUs x hours allocated to jobs, busy or not, of all attempts, failed ones too."""
+    wall_hours: Annotated[float, Gt(0)] | None = None
+    """Hours that jobs ran, added up: two side by side for an hour are two. Time in the queue is free."""
+    version_gpu_hours: Annotated[float, Gt(0)] | None = None
+    """GPU hours that any one version may use."""
+    version_wall_hours: Annotated[float, Gt(0)] | None = None
+    """Hours that the jobs of any one version may run."""
+    grace: Annotated[float, Ge(0)] = 0.05
+    """How far beyond a cap running jobs may go on, as a share of it; then they save and end."""
+
+
 class Campaign(Config):
     """`campaign.yaml`."""
 
@@ -132,3 +147,5 @@ class Campaign(Config):
     """Futility."""
     search: Search = Search()
     """What is tried next."""
+    budget: Budget = Budget()
+    """What it may use."""

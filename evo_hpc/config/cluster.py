@@ -8,6 +8,7 @@ from annotated_types import Ge, Gt
 from pydantic import Field
 
 from evo_hpc.config.base import Config
+from evo_hpc.config.slurm import Slurm
 
 PositiveInt = Annotated[int, Gt(0)]
 
@@ -35,8 +36,8 @@ class Cluster(Config):
 
     schema_version: Literal[1] = 1
     """Version of this file's format."""
-    executor: Literal["local"] = "local"
-    """`local`: processes on this machine."""
+    executor: Literal["local", "slurm"] = "local"
+    """`local`: processes on this machine. `slurm`: jobs on a cluster, as `slurm` below says."""
     max_parallel_jobs: PositiveInt = 1
     """Jobs at a time."""
     python: str | None = None
@@ -57,3 +58,5 @@ class Cluster(Config):
     """Time that a stopped job has to save."""
     environment: dict[str, str] = Field(default_factory=dict)
     """Extra environment variables of the jobs."""
+    slurm: Slurm = Slurm()
+    """What jobs ask of Slurm; read where `executor` is `slurm`."""

@@ -97,6 +97,8 @@ class Checkpoint(Config):
 
     every: PositiveInt = 25
     """Steps between checkpoints; an unsignalled death loses at most this many."""
+    minutes: Annotated[float, Gt(0)] | None = None
+    """Minutes after which one is due whatever the step; null = by steps alone."""
     keep: Annotated[int, Ge(1)] = 2
     """Checkpoints kept on disk; the last is always kept."""
 

@@ -8,15 +8,17 @@ from typing import Any
 
 from evo_hpc.agent.rules import load_rules
 from evo_hpc.config.yaml_io import ConfigError, dump_model
-from evo_hpc.controller.commit import commit, commit_stopped, write_record
+from evo_hpc.controller.commit import commit, commit_stopped, outputs_of, publish_evaluations, write_record
 from evo_hpc.controller.gate import compare
 from evo_hpc.controller.judge import decide
 from evo_hpc.controller.actions import (
-    Action, Analyse, Commit, Compare, CreateVersion, Decide, EndEarly, GiveUp, MakeHarness, MakeTasks, Propose, Start, Stop, Submit, Watch,
+    Action, Analyse, Cancel, Commit, Compare, CreateVersion, Decide, EndEarly, GiveUp, Kill, MakeHarness, MakeTasks, Propose, Publish, Start,
+    Stop, Submit, Watch,
 )
 from evo_hpc.controller.state import CampaignState
 from evo_hpc.controller.tasks import make_tasks
-from evo_hpc.dispatch.local import LocalExecutor
+from evo_hpc.dispatch.executor import Dispatch
+from evo_hpc.dispatch.intent import declare
 from evo_hpc.harness.analysis import read_watches, run_analysis, run_watch, version_inputs
 from evo_hpc.harness.harness import make_harness, read_harnesses
 from evo_hpc.harness.inputs import Inputs
@@ -31,7 +33,7 @@ from evo_hpc.store.manifest import quarantine
 Event = dict[str, Any]
 
 
-def carry_out(action: Action, state: CampaignState, executor: LocalExecutor, lease: Lease, beat: Callable[[], None]) -> Event | None:
+def carry_out(action: Action, state: CampaignState, dispatch: Dispatch, lease: Lease, beat: Callable[[], None]) -> Event | None:
     """Do one action and journal it; `beat` is called while it waits. Returns the event, for whoever watches; None for a repeated request."""
     event: Event = {"event": type(action).__name__}
     match action:
@@ -46,16 +48,26 @@ def carry_out(action: Action, state: CampaignState, executor: LocalExecutor, lea
             load_rules(state.found.rules)
             event.update(harness=make_harness(state.paths, state.found, action.number, while_waiting=beat).id)
         case Submit() | Start() | GiveUp():
-            event.update(carry_out_job(action, state, executor, lease))
+            event.update(carry_out_job(action, state, dispatch, lease))
         case Commit():
             commit(state, action.status, lease)
             event.update(job=short_name(action.status.job), seconds=round(action.status.result.seconds, 1) if action.status.result else None)
+        case Publish():
+            lease.check()
+            publish_evaluations(state, {status.job: outputs_of(status) for status in action.shards}, load_spec(action.shards[0].job).name)
+            for status in action.shards:
+                if status.record is None:
+                    write_record(status, lease, state="done")
+            event.update(version=action.version, parts=len(action.shards))
         case Watch():
             event.update(version=action.version, step=action.step, **_watch(action, state, lease, beat))
         case Stop():
-            if not executor.stop(action.status):
+            if not dispatch.stop(action.status):
                 return None
             event.update(version=action.version, job=short_name(action.status.job))
+        case Kill():
+            dispatch.executor_of(action.status).end(action.status, "infrastructure", action.why)
+            event.update(job=short_name(action.status.job), why=action.why)
         case EndEarly():
             version = state.versions[action.version]
             assert version.stopped_early is not None
@@ -71,6 +83,10 @@ def carry_out(action: Action, state: CampaignState, executor: LocalExecutor, lea
                 version=action.version, decision=decision.decision, promoted=decision.promoted, because=decision.because,
                 prediction=decision.prediction.outcome if decision.prediction else None,
             )
+        case Cancel():
+            lease.check()
+            write_decision(state.versions[action.version].node.paths.decision_yaml, action.decision)
+            event.update(version=action.version, because=action.decision.because)
         case Propose():
             lease.check()
             write_once(state.paths.round(action.round.number), dump_model(action.round.signed()))
@@ -86,16 +102,17 @@ def carry_out(action: Action, state: CampaignState, executor: LocalExecutor, lea
     return event
 
 
-def carry_out_job(action: Submit | Start | GiveUp, state: CampaignState, executor: LocalExecutor, lease: Lease) -> Event:
+def carry_out_job(action: Submit | Start | GiveUp, state: CampaignState, dispatch: Dispatch, lease: Lease) -> Event:
     """What is the same for every job, whoever owns it."""
     match action:
         case Submit():
-            job = _owner(state, action.owner).job(action.kind, action.attempt)
+            job = _owner(state, action.owner).job(action.kind, action.attempt, action.shard)
             spec = spec_of(action, state, job)
-            executor.submit(job, spec, action.work, lease)
+            declare(job, spec, action.work, lease, state.settings.cluster.executor)
             return {"job": spec.name}
         case Start():
-            return {"job": short_name(action.job), "pid": executor.start(action.job, lease)}
+            said = dispatch.executor_of(action.statuses[0]).start(action.statuses, lease)
+            return {"job": ", ".join(short_name(status.job) for status in action.statuses), "said": said}
         case GiveUp():
             write_record(action.status, lease, state="failed", blame=action.blame, error=action.error)
             return {"job": short_name(action.status.job), "blame": action.blame, "error": action.error}
@@ -120,7 +137,7 @@ def spec_of(action: Submit, state: CampaignState, job: JobPaths) -> JobSpec:
         if earlier:
             config["watch"] = load_spec(earlier[0].job).config["watch"]
     return JobSpec(
-        name=job_name(str(state.paths.root.resolve()), campaign.name, action.owner, action.kind, action.attempt),
+        name=job_name(str(state.paths.root.resolve()), campaign.name, action.owner, job.root.name),
         kind=action.kind, campaign=campaign.name, owner=action.owner, attempt=action.attempt,
         config=config, cluster=state.settings.cluster.model_dump(mode="json"), params=action.params,
     )

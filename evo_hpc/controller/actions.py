@@ -7,10 +7,10 @@ from typing import Any
 
 from evo_hpc.agent.proposal import Round
 from evo_hpc.config.recipe import Recipe
-from evo_hpc.dispatch.local import JobStatus
+from evo_hpc.dispatch.status import JobStatus
 from evo_hpc.jobs.spec import Blame, JobKind
+from evo_hpc.lineage.decision import Decision
 from evo_hpc.lineage.version import Version
-from evo_hpc.paths import JobPaths
 
 
 @dataclass(frozen=True)
@@ -47,13 +47,15 @@ class Submit:
     params: dict[str, Any]
     work: str
     """Identity of what the attempt is for."""
+    shard: int | None = None
+    """Which part of a divided piece of work it is."""
 
 
 @dataclass(frozen=True)
 class Start:
-    """Start an attempt (again)."""
+    """Start attempts (again): one, or the parts of one divided piece of work."""
 
-    job: JobPaths
+    statuses: tuple[JobStatus, ...]
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,14 @@ class Commit:
     """Publish what a finished attempt made and write its record."""
 
     status: JobStatus
+
+
+@dataclass(frozen=True)
+class Publish:
+    """Put the parts of a divided evaluation together."""
+
+    version: str
+    shards: tuple[JobStatus, ...]
 
 
 @dataclass(frozen=True)
@@ -86,6 +96,14 @@ class Stop:
 
     version: str
     status: JobStatus
+
+
+@dataclass(frozen=True)
+class Kill:
+    """End an attempt that runs on a cluster and shows no life; it is tried again."""
+
+    status: JobStatus
+    why: str
 
 
 @dataclass(frozen=True)
@@ -119,13 +137,21 @@ class Decide:
 
 
 @dataclass(frozen=True)
+class Cancel:
+    """Write down that a person has cancelled a version."""
+
+    version: str
+    decision: Decision
+
+
+@dataclass(frozen=True)
 class Propose:
     """Write down what the agent proposes next."""
 
     round: Round
 
 
-Action = MakeTasks | MakeHarness | CreateVersion | Submit | Start | Commit | GiveUp | Watch | Stop | EndEarly | Analyse | Compare | Decide | Propose
+Action = MakeTasks | MakeHarness | CreateVersion | Submit | Start | Commit | Publish | GiveUp | Watch | Stop | Kill | EndEarly | Analyse | Compare | Decide | Cancel | Propose
 
 
 @dataclass(frozen=True)
@@ -143,5 +169,8 @@ class Plan:
 
     actions: tuple[Action, ...]
     running: tuple[JobStatus, ...]
+    """Live ones: also those that wait in the queue, or of which nobody can tell at present."""
+    waiting: tuple[JobStatus, ...]
+    """Those that are to be started again later."""
     blockers: tuple[Blocker, ...]
     done: bool

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 from evo_hpc.config.yaml_io import dump_tree, load_tree, plain
 from evo_hpc.controller.state import CampaignState, VersionState
-from evo_hpc.dispatch.local import JobStatus, load_result
+from evo_hpc.dispatch.attempt import load_result
+from evo_hpc.dispatch.status import JobStatus
 from evo_hpc.errors import UserError
+from evo_hpc.evaluation.shards import publish_evaluation
 from evo_hpc.jobs.outputs import EvaluateOutputs, Part, SuperviseOutputs, TrainOutputs, parse_outputs
 from evo_hpc.jobs.spec import Blame, JobSpec, Record, load_spec
 from evo_hpc.paths import COMPLETE, CampaignPaths, JobPaths
@@ -19,13 +23,17 @@ from evo_hpc.store.manifest import content, publish_folder, read_complete, sha25
 
 def commit(state: CampaignState, status: JobStatus, lease: Lease) -> None:
     """Publish the outputs of a job whose result says done, then write its record."""
-    spec = load_spec(status.job)
-    assert status.incarnation is not None
-    outputs = status.result.outputs if status.result else load_result(status.job.incarnation(status.incarnation)).outputs
+    spec, outputs = load_spec(status.job), outputs_of(status)
     lease.check()
     {"supervise": _commit_base, "train": _commit_training, "evaluate": _commit_evaluations}[spec.kind](state, spec, status.job, outputs)
     if status.record is None:
         write_record(status, lease, state="done")
+
+
+def outputs_of(status: JobStatus) -> dict[str, Any]:
+    """What an attempt that is done says that it made."""
+    assert status.incarnation is not None
+    return status.result.outputs if status.result else load_result(status.job.incarnation(status.incarnation)).outputs
 
 
 def commit_stopped(state: CampaignState, version: VersionState, status: JobStatus, lease: Lease) -> None:
@@ -60,8 +68,9 @@ def write_record(
     starts = status.job.starts()
     record = Record(
         state=state, incarnation=status.incarnation if state == "done" else None, blame=blame, error=error, generation=lease.generation,
+        ending=status.endings[-1] if status.ended and state == "failed" else None,
         started_by=read_json(starts[-1][1])["generation"] if starts else lease.generation,
-        starts=len(starts), seconds=_seconds(status.job),
+        starts=len(starts), seconds=_seconds(status.job), written_at=time.time(),
     )
     lease.check()
     try:
@@ -122,11 +131,23 @@ def _effective(paths: CampaignPaths, spec: JobSpec, job: JobPaths, made: TrainOu
 
 
 def _commit_evaluations(state: CampaignState, spec: JobSpec, job: JobPaths, outputs: dict[str, Any]) -> None:
-    for entry in parse_outputs(EvaluateOutputs, outputs, job, state.paths.root).evaluations:
-        version = state.versions.get(entry.version)
-        if version is None:
-            raise UserError(f"{state.paths.version(entry.version).root}: removed while it was evaluated; restore it, or remove {job.root}")
-        source = state.paths.root / entry.folder
-        meta = read_complete(source, hashes=True)["meta"]
-        files = {p.relative_to(source).as_posix(): p for p in content(source)}
-        publish_folder(version.node.paths.evaluation(entry.suite), files, {**meta, "job": spec.name})
+    if job.shard is None:
+        publish_evaluations(state, {job: outputs}, spec.name)
+    else:  # published once all parts are there
+        for entry in parse_outputs(EvaluateOutputs, outputs, job, state.paths.root).evaluations:
+            read_complete(state.paths.root / entry.folder, hashes=True)
+
+
+def publish_evaluations(state: CampaignState, outputs: Mapping[JobPaths, dict[str, Any]], name: str) -> None:
+    """Publish what the jobs of one piece of evaluation work made, one a shard; `name` is what its records call the job.
+
+    Raises StoreError on outputs that are not usable, BadShards on those of different works, UserError where a version is gone.
+    """
+    folders: dict[tuple[str, str], list[Path]] = {}
+    for job, made in outputs.items():
+        for entry in parse_outputs(EvaluateOutputs, made, job, state.paths.root).evaluations:
+            if entry.version not in state.versions:
+                raise UserError(f"{state.paths.version(entry.version).root}: removed while it was evaluated; restore it, or remove {job.root}")
+            folders.setdefault((entry.version, entry.suite), []).append(state.paths.root / entry.folder)
+    for (version, suite), shards in folders.items():
+        publish_evaluation(state.versions[version].node.paths, suite, shards, {"job": name})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from operator import is_
 from typing import TYPE_CHECKING
 
 from evo_hpc.controller.readings import readings_of
@@ -14,16 +15,31 @@ if TYPE_CHECKING:
 _OVERRULE = "Restore it, or remove it: it is made again from the same looks. To overrule the gate write `by: person` and say why in `because`"
 
 
-def decision_problems(state: CampaignState) -> Iterator[str]:
-    """One message for each decision that disagrees with the campaign's records; a person may overrule the gate, by name."""
+def decision_problems(state: CampaignState, right: dict[str, tuple[object, ...]] | None = None) -> Iterator[str]:
+    """One message for each decision that disagrees with the campaign's records; a person may overrule the gate, by name.
+
+    `right` is what each was found right by before: while that is the same, it is not looked at again.
+    """
     in_order = True
-    for version in state.versions.values():
+    for name, version in state.versions.items():
         if version.decision is None:
             in_order = in_order and not version.node.version.parents  # what comes after an undecided version is looked at once that is decided
             continue
-        yield from _contradictions(state, version, version.decision)
+        by = _rests_on(state, version, version.decision, in_order)
+        if right is not None and (before := right.get(name)) is not None and len(before) == len(by) and all(map(is_, before, by)):
+            continue
+        problems = list(_contradictions(state, version, version.decision))
         if version.decision.by == "gate" and in_order:
-            yield from _other_looks(state, version, version.decision)
+            problems += _other_looks(state, version, version.decision)
+        yield from problems
+        if right is not None and not problems:
+            right[name] = by
+
+
+def _rests_on(state: CampaignState, version: VersionState, decision: Decision, in_order: bool) -> tuple[object, ...]:
+    """All that the checks below go by."""
+    names = (state.incumbent_before(version.id), *version.node.version.parents, *decision.merge_with)
+    return (in_order, version, *(state.versions.get(name) for name in names))
 
 
 def _contradictions(state: CampaignState, version: VersionState, decision: Decision) -> Iterator[str]:

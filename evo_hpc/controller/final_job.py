@@ -10,22 +10,26 @@ from typing import Any
 
 from evo_hpc.controller.act import Event, carry_out_job, short_name
 from evo_hpc.controller.commit import write_record
-from evo_hpc.controller.loop import POLL_SECONDS, Watcher, blocked
+from evo_hpc.controller.loop import POLL_SECONDS, Watcher
+from evo_hpc.controller.blockers import blocked
 from evo_hpc.controller.ownership import Interrupted, Ownership
 from evo_hpc.controller.actions import Action, Commit, GiveUp, Plan, Start, Submit
 from evo_hpc.controller.plan import Planner
 from evo_hpc.controller.state import CampaignState
-from evo_hpc.dispatch.local import JobStatus, LocalExecutor, load_result, observe
+from evo_hpc.dispatch.attempt import load_result
+from evo_hpc.dispatch.executor import Dispatch
+from evo_hpc.dispatch.status import JobStatus
 from evo_hpc.errors import UserError
 from evo_hpc.evaluation.epoch import differing
 from evo_hpc.evaluation.scores import EvaluationRecord, read_evaluation_folder
 from evo_hpc.evaluation.sealed import SEALED
+from evo_hpc.evaluation.shards import publish_scores
 from evo_hpc.jobs.outputs import EvaluateOutputs, parse_outputs
 from evo_hpc.lineage.identity import digest
 from evo_hpc.lineage.reads import Candidate, Read
 from evo_hpc.paths import JobPaths
 from evo_hpc.store.atomic import StoreError, append_line
-from evo_hpc.store.manifest import content, publish_folder, read_complete
+from evo_hpc.store.manifest import read_complete
 
 OWNER = "final"
 
@@ -45,14 +49,14 @@ class FinalJob:
 
     def __post_init__(self) -> None:
         self.paths = self.state.paths.final
-        self.executor = LocalExecutor(self.state.settings.cluster)
+        self.dispatch = Dispatch(self.state.settings.cluster)
         self.params = self._params()
         self.work = digest([self.read.digest, self.params])
 
     def run(self) -> tuple[EvaluationRecord, EvaluationRecord]:
         """The two evaluations, the baseline's first. Raises UserError or Failure when they cannot be had, Interrupted on a signal."""
         while True:
-            statuses = [observe(job) for job in self.paths.jobs()]
+            statuses = [self.dispatch.observe(job) for job in self.paths.jobs()]
             plan = self._plan(statuses)
             if plan.done:
                 baseline, candidate = (read_evaluation_folder(self._folder(c), c.version) for c in self._candidates())
@@ -60,10 +64,10 @@ class FinalJob:
             if self.ownership.stop is not None:
                 self._stop(plan)
             self.watch(self.state, plan, [self._carry_out(action) for action in plan.actions])
-            if plan.blockers and not plan.running and not plan.actions:
+            if plan.blockers and not plan.running and not plan.waiting and not plan.actions:
                 raise blocked(plan.blockers)
             self.ownership.beat()
-            self.executor.reap()
+            self.dispatch.reap()
             if not plan.actions:
                 time.sleep(POLL_SECONDS)
 
@@ -100,16 +104,16 @@ class FinalJob:
             if last and last.record and last.record.state == "done" and last.intent and last.intent.work == self.work:
                 planner.actions.append(Commit(last))  # never sampled twice: what was removed is published again from the job's own copy
             else:
-                planner.work(OWNER, "evaluate", {"evaluate": statuses}, self.params, self.work)
-        running = tuple(s for s in statuses if s.phase == "running")
-        return Plan(tuple(planner.actions), running, tuple(planner.blockers), done=published and not planner.actions)
+                planner.work(OWNER, "evaluate", statuses, self.params, self.work)
+        running = tuple(s for s in statuses if s.live)
+        return Plan(tuple(planner.actions), running, tuple(planner.waiting), tuple(planner.blockers), done=published and not planner.actions)
 
     def _carry_out(self, action: Action) -> Event:
         event: Event = {"event": type(action).__name__}
         lease = self.ownership.lease
         match action:
             case Submit() | Start() | GiveUp():
-                event.update(carry_out_job(action, self.state, self.executor, lease))
+                event.update(carry_out_job(action, self.state, self.dispatch, lease))
             case Commit():
                 self._commit(action.status)
                 event["job"] = short_name(action.status.job)
@@ -133,21 +137,19 @@ class FinalJob:
             what = "; ".join(differing(metas[0]["epoch_components"], metas[1]["epoch_components"]))
             raise BadScores(f"{job.root}: the two were scored under different evaluator epochs ({what}); {again}")
         self.ownership.lease.check()
-        for candidate, meta in zip(self._candidates(), metas, strict=True):
-            source = made[candidate.version]
-            files = {p.relative_to(source).as_posix(): p for p in content(source)}
-            publish_folder(self._folder(candidate), files, {**meta, "job": job.root.name, "read": self.read.digest})
+        for candidate in self._candidates():
+            publish_scores(self._folder(candidate), [made[candidate.version]], {"job": job.root.name, "read": self.read.digest})
         if status.record is None:
             write_record(status, self.ownership.lease, state="done")
 
     def _stop(self, plan: Plan) -> None:
         for status in plan.running:
-            self.executor.stop(status)
+            self.dispatch.stop(status)
         deadline = time.time() + self.state.settings.cluster.grace_seconds + 10
         jobs: list[JobPaths] = [status.job for status in plan.running]
         while jobs and time.time() < deadline:
             time.sleep(POLL_SECONDS)
-            jobs = [job for job in jobs if observe(job).phase == "running"]
+            jobs = [job for job in jobs if self.dispatch.observe(job).live]
         words = "; ".join(f"{job.root} still runs" for job in jobs) or "no job runs"
         raise Interrupted(f"stopped by {signal.Signals(self.ownership.stop or 0).name}; {words}. Read {self.read.number} stays declared. Run the "
                           "same command to go on.")

@@ -55,8 +55,8 @@ def finalize(
     if found is not None and found.result is not None:
         notes = [f"--again was not needed: {now.version} has its claim already; nothing was read."] if again else []
         return final_result(found, entries, notes=notes)
-    if running := [status for status in state.all_jobs() if status.phase == "running"]:
-        raise FinalRefused(f"{running[0].job.root}: still runs (process {running[0].pid}); let the campaign come to its end first: `evo-hpc run`")
+    if running := [status for status in state.all_jobs() if status.live]:
+        raise FinalRefused(f"{running[0].job.root}: still runs; let the campaign come to its end first: `evo-hpc run`")
     check_machine(state.settings.cluster, paths.root)
     with owned(paths, take_over=take_over) as ownership:
         sweep_temps(paths.workspace.sealed(task_set))

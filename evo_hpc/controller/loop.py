@@ -2,26 +2,52 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from evo_hpc.controller.act import Event, carry_out
+from evo_hpc.config.control import Control
+from evo_hpc.controller.act import Event, carry_out, short_name
+from evo_hpc.controller.actions import Action, Plan
+from evo_hpc.controller.blockers import blocked
+from evo_hpc.controller.books import Books
+from evo_hpc.controller.budget import to_stop
+from evo_hpc.controller.cache import StateCache
+from evo_hpc.controller.control import apply, wish_of
+from evo_hpc.controller.launch import cancel_successors, controller_name, hand_over
 from evo_hpc.controller.names import check_names
 from evo_hpc.controller.ownership import Interrupted, Ownership, owned
-from evo_hpc.controller.actions import Blocker, Plan
 from evo_hpc.controller.plan import make_plan
 from evo_hpc.controller.preflight import check_machine
 from evo_hpc.controller.state import CampaignState, read_state
-from evo_hpc.dispatch.local import LocalExecutor
-from evo_hpc.errors import Failure, UserError
+from evo_hpc.dispatch.executor import Dispatch
+from evo_hpc.dispatch.slurm.commands import Commands, SlurmBusy, SlurmError, SlurmUnavailable
+from evo_hpc.dispatch.status import JobStatus
 from evo_hpc.paths import CampaignPaths
+from evo_hpc.store.lease import slurm_id
 
 POLL_SECONDS = 0.25
+_SLURM_POLL_SECONDS = 2.0
+"""The longest wait between two looks at the folders of jobs that run elsewhere; Slurm is asked more seldom, as the profile says."""
+_TO_BE_ENDED_SECONDS = 180.0
+"""How long a controller that Slurm is to run again waits to be ended."""
 
 Watcher = Callable[[CampaignState, Plan, list[Event]], None]
 """Called after each look with what was done in it; shows progress."""
+
+
+class HandedOver(Interrupted):
+    """Slurm will run the controller again; its jobs go on meanwhile."""
+
+    exit_code = 0
+
+
+class NotEnded(Interrupted):
+    """Slurm took the wish to be run again, and did nothing about it."""
+
+    exit_code = 75
 
 
 @dataclass
@@ -33,6 +59,8 @@ class Controller:
     take_over: bool = False
     until: str | None = None
     """Stop when this version is decided (or evaluated, for the root); later ones are left alone."""
+    _told: str | None = field(default=None, init=False)
+    """What was last said to be wrong with control.yaml."""
 
     def run(self) -> CampaignState:
         """Bring the campaign as far as it goes. Raises UserError or Failure when something stands in the way, Interrupted on a signal."""
@@ -40,50 +68,108 @@ class Controller:
         check_names(state)
         if not make_plan(state, 0, self.until).done:
             check_machine(state.settings.cluster, self.paths.root)
+        own = slurm_id(os.environ)
+        dispatch = Dispatch(state.settings.cluster)
         with owned(self.paths, take_over=self.take_over) as ownership:
-            return self._loop(ownership, LocalExecutor(state.settings.cluster))
+            if own is not None:
+                _cancel_successors(self.paths, state, own)
+            found = self._loop(ownership, dispatch)
+        if ownership.warned and own is not None and ownership.stop is None:
+            self._hand_over(found, own)  # once the campaign is let go: who comes next must find it free
+        return found
 
-    def _loop(self, ownership: Ownership, executor: LocalExecutor) -> CampaignState:
-        lease = ownership.lease
+    def _loop(self, ownership: Ownership, dispatch: Dispatch) -> CampaignState:
+        lease, books, cache = ownership.lease, Books(), StateCache()
         while True:
-            state = read_state(self.paths)
-            executor.cluster = state.settings.cluster
-            plan = make_plan(state, lease.generation, self.until)
-            if ownership.stop is not None:
-                return self._stop_jobs(ownership.stop, state, plan, executor)
-            events = []
-            for action in plan.actions:
-                if ownership.stop is None and (event := carry_out(action, state, executor, lease, ownership.beat)) is not None:
-                    events.append(event)
+            state = read_state(self.paths, dispatch=dispatch, cache=cache)
+            control, problem = wish_of(state)
+            over_budget = books.keep(state, lease)
+            plan = make_plan(state, lease.generation, self.until, control, over_budget)
+            steered = apply(control, plan)
+            if ownership.stop is not None or ownership.warned:
+                return self._leave(ownership, state, plan, dispatch)
+            events = self._say(problem)
+            for status in (*steered.stops, *to_stop(over_budget, plan.running)):
+                events += self._stop(status, dispatch)
+            for action in steered.actions:
+                if ownership.stop is None and not ownership.warned:
+                    events += self._carry_out(action, state, dispatch, ownership)
             self.watch(state, plan, events)
-            if plan.done:
+            if steered.ends:
                 return state
-            if plan.blockers and not plan.running and not plan.actions:
+            if plan.blockers and not plan.running and not plan.waiting and not steered.actions and not steered.waits:
                 raise blocked(plan.blockers)
             ownership.beat()
-            executor.reap()
+            dispatch.reap()
             if not events:
-                time.sleep(POLL_SECONDS)
+                time.sleep(_pause(state, control))
 
-    def _stop_jobs(self, signum: int, state: CampaignState, plan: Plan, executor: LocalExecutor) -> CampaignState:
-        stopped = {status.job.root for status in plan.running}
-        for status in plan.running:
-            executor.stop(status)
+    def _carry_out(self, action: Action, state: CampaignState, dispatch: Dispatch, ownership: Ownership) -> list[Event]:
+        """What came of one action; that Slurm is away for a moment ends nothing: the plan of the next look has it again."""
+        try:
+            event = carry_out(action, state, dispatch, ownership.lease, ownership.beat)
+        except (SlurmUnavailable, SlurmBusy) as error:
+            return self._say(str(error))
+        return [] if event is None else [event]
+
+    def _stop(self, status: JobStatus, dispatch: Dispatch) -> list[Event]:
+        try:
+            asked = dispatch.stop(status)
+        except (SlurmUnavailable, SlurmBusy) as error:
+            return self._say(str(error))
+        return [{"event": "Stop", "version": status.job.owner.name, "job": short_name(status.job), "why": asked}] if asked else []
+
+    def _say(self, problem: str | None) -> list[Event]:
+        """Tell of a trouble that may pass, once."""
+        if problem is None or problem == self._told:
+            return []
+        self._told = problem
+        return [{"event": "Trouble", "error": problem}]
+
+    def _leave(self, ownership: Ownership, state: CampaignState, plan: Plan, dispatch: Dispatch) -> CampaignState:
+        """Let go of the campaign: jobs of this machine are stopped, those of Slurm go on. Raises Interrupted on a signal."""
+        here = [s for s in plan.running if s.intent is None or s.intent.executor == "local"]
+        there = len(plan.running) - len(here)
+        stopped = {status.job.root for status in here}
         deadline = time.time() + state.settings.cluster.grace_seconds + 10
-        while plan.running and time.time() < deadline:
+        while here and time.time() < deadline:
+            for status in here:
+                dispatch.stop(status)
             time.sleep(POLL_SECONDS)
-            state = read_state(self.paths)
+            state = read_state(self.paths, dispatch=dispatch)
             plan = make_plan(state, -1)
+            here = [s for s in plan.running if s.job.root in stopped]
             self.watch(state, plan, [])
+        if ownership.stop is None:
+            return state
         unsaved = [f"{s.job.root}: {s.result.error}" for s in state.all_jobs() if s.job.root in stopped and s.result and s.result.error]
-        left = [f"{s.job.root} still runs (process {s.pid})" for s in plan.running]
-        words = "; ".join([*unsaved, *left]) or "the jobs have saved"
-        raise Interrupted(f"stopped by {signal.Signals(signum).name}; {words}. Run the same command to go on.")
+        left = [f"{s.job.root} still runs (process {s.pid})" for s in here]
+        on = [f"{there} {'job goes' if there == 1 else 'jobs go'} on in Slurm (`evo-hpc stop {self.paths.root}` would end them)"] if there else []
+        words = "; ".join([*unsaved, *left, *on]) or "the jobs have saved"
+        raise Interrupted(f"stopped by {signal.Signals(ownership.stop).name}; {words}. Run the same command to go on.")
+
+    def _hand_over(self, state: CampaignState, own: str) -> None:
+        """Have Slurm run the controller again. Raises HandedOver, or Failure when Slurm will not."""
+        slurm = state.settings.cluster.slurm
+        warned = slurm.of("controller").warning_seconds
+        seconds = max(5.0, (120 if warned is None else warned) / 2)
+        name = controller_name(self.paths, state.settings.campaign.name)
+        done = hand_over(self.paths, slurm, Commands.of(slurm), name=name, own_id=own, seconds=seconds)
+        if done.how == "requeued":
+            time.sleep(_TO_BE_ENDED_SECONDS)  # an exit would be the job's end: Slurm ends this process
+            raise NotEnded(f"{self.paths.root}: Slurm said that job {own} is requeued, but did not end it; launch the controller again")
+        raise HandedOver(f"{self.paths.root}: this job is about to reach its limit; Slurm job {done.job_id} goes on")
 
 
-def blocked(blockers: tuple[Blocker, ...]) -> UserError | Failure:
-    """The error that a blocked campaign ends with: the user's when any of it is theirs to mend."""
-    text = "\n".join(f"{b.what}: {b.error}" for b in blockers)
-    if any(b.blame == "user" for b in blockers):
-        return UserError(f"{text}\nMend it and run again: a new attempt is made.")
-    return Failure(f"{text}\nThe campaign stops here; what was committed stays. Run again for a new attempt.")
+def _pause(state: CampaignState, control: Control) -> float:
+    """Seconds until the next look."""
+    cluster = state.settings.cluster
+    return POLL_SECONDS if cluster.executor == "local" else min(cluster.slurm.poll_seconds, _SLURM_POLL_SECONDS)
+
+
+def _cancel_successors(paths: CampaignPaths, state: CampaignState, own: str) -> None:
+    """Never two controllers: one that was requeued needs no successor any more."""
+    try:
+        cancel_successors(Commands.of(state.settings.cluster.slurm), name=controller_name(paths, state.settings.campaign.name), own_id=own)
+    except SlurmError:
+        pass  # should it start, it finds the campaign owned

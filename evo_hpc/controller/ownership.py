@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 from collections.abc import Iterator
@@ -9,18 +10,31 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from evo_hpc.config.slurm import Slurm
+from evo_hpc.dispatch.slurm.commands import Commands, SlurmError
+from evo_hpc.dispatch.slurm.states import life
 from evo_hpc.errors import Failure
 from evo_hpc.paths import CampaignPaths
 from evo_hpc.store.atomic import sweep_temps
-from evo_hpc.store.lease import Lease, acquire
+from evo_hpc.store.lease import Lease, Owner, acquire, slurm_id
 
 _BEAT_SECONDS = 5.0
+_WARNINGS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP, signal.SIGALRM) if slurm_id(os.environ) else ()
 
 
 class Interrupted(Failure):
     """The controller was told to stop; its jobs have saved, and running again goes on."""
 
     exit_code = 130
+
+
+def job_lives(owner: Owner) -> bool | None:
+    """Whether the Slurm job of an owner is in the queue, by id and name; None when Slurm does not answer."""
+    try:
+        jobs = Commands.of(Slurm()).queue()
+    except SlurmError:
+        return None
+    return any((job.id, job.name) == (owner.slurm_job_id, owner.slurm_job_name) and life(job.state) != "terminal" for job in jobs)
 
 
 @dataclass
@@ -30,6 +44,8 @@ class Ownership:
     lease: Lease
     stop: int | None = None
     """The signal that asked to stop; null while none has."""
+    warned: bool = False
+    """Whether Slurm has warned that the controller's own job is about to end."""
     _beaten: float = 0.0
 
     def beat(self) -> None:
@@ -41,13 +57,17 @@ class Ownership:
 
 @contextmanager
 def owned(paths: CampaignPaths, *, take_over: bool = False) -> Iterator[Ownership]:
-    """Own the campaign within a `with`: leftovers are swept, SIGINT and SIGTERM are noted in `stop`. Raises LeaseHeld."""
-    ownership = Ownership(acquire(paths, take_over=take_over))
+    """Own the campaign within a `with`: leftovers are swept, SIGINT and SIGTERM are noted in `stop`, warnings of Slurm in
+    `warned`. Raises LeaseHeld."""
+    ownership = Ownership(acquire(paths, take_over=take_over, ask=job_lives))
 
     def remember(signum: int, frame: Any) -> None:
-        ownership.stop = signum
+        if signum in _WARNINGS:
+            ownership.warned = True
+        else:
+            ownership.stop = signum
 
-    previous = {s: signal.signal(s, remember) for s in (signal.SIGINT, signal.SIGTERM)}
+    previous = {s: signal.signal(s, remember) for s in (signal.SIGINT, signal.SIGTERM, *_WARNINGS)}
     try:
         sweep_temps(paths.root)
         yield ownership

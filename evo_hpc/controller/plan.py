@@ -2,47 +2,65 @@
 
 from __future__ import annotations
 
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from evo_hpc.agent.proposal import Round
 from evo_hpc.agent.propose import propose
+from evo_hpc.config.control import Control
 from evo_hpc.controller.actions import (
-    Action, Analyse, Blocker, Commit, Compare, CreateVersion, Decide, EndEarly, GiveUp, MakeHarness, MakeTasks, Plan, Propose, Start, Stop, Submit,
-    Watch,
+    Action, Analyse, Blocker, Commit, Compare, CreateVersion, Decide, EndEarly, GiveUp, Kill, MakeHarness, MakeTasks, Plan, Propose, Publish, Start,
+    Stop, Submit, Watch,
 )
+from evo_hpc.controller.budget import CAMPAIGN, Overrun, may_start, problems
+from evo_hpc.controller.control import cancellation, is_cancelled
 from evo_hpc.controller.judge import evidence_of
 from evo_hpc.controller.readings import next_look
 from evo_hpc.controller.state import CampaignState, VersionState
 from evo_hpc.controller.watching import Running
-from evo_hpc.dispatch.local import JobStatus
+from evo_hpc.dispatch.retries import exhausted
+from evo_hpc.dispatch.status import JobStatus
 from evo_hpc.jobs.spec import JobKind
 from evo_hpc.lineage.identity import digest
 from evo_hpc.lineage.version import Prediction, Version
 from evo_hpc.paths import version_id
 
 ROOT, FIRST = version_id(0), version_id(1)
+GO_ON = Control()
+SILENCE_SECONDS = 90.0
+"""More than the launcher's own watchdog waits; also for a network filesystem that shows a heartbeat late."""
+FAILURES_IN_A_ROW = 3
+"""Attempts in a row, of whatever work, that failed by the machine's fault, after which the campaign pauses: the next would, too."""
 
 
-def make_plan(state: CampaignState, generation: int, until: str | None = None) -> Plan:
-    """The next actions, `until` a version is decided. Called again after they are done; the same state gives the same plan."""
-    planner = Planner(state, generation, until)
+def make_plan(state: CampaignState, generation: int, until: str | None = None, control: Control = GO_ON, over_budget: Sequence[Overrun] = ()) -> Plan:
+    """The next actions, `until` a version is decided, under a person's wish and with what the budget leaves.
+
+    Called again after they are done; the same state gives the same plan.
+    """
+    planner = Planner(state, generation, until, control, over_budget)
     planner.plan()
-    running = tuple(s for s in state.all_jobs() if s.phase == "running")
+    running = tuple(s for s in state.unrecorded if s.live)
     actions = planner.limited(len(running))
-    awaited = [s for s in running if s.job.owner.name not in state.versions or planner.wanted(s.job.owner.name)]
+    awaited = [s for s in (*running, *planner.waiting) if s.job.owner.name not in state.versions or planner.wanted(s.job.owner.name)]
     if not planner.actions and not awaited and not planner.blockers:
         planner.block_what_stands_still()
     done = not planner.actions and not awaited and not planner.blockers
-    return Plan(actions, running, tuple(planner.blockers), done)
+    return Plan(actions, running, tuple(planner.waiting), tuple(planner.blockers), done)
 
 
 class Planner:
     """Collects actions and blockers; `work` and `end` bring any one piece of work forward."""
 
-    def __init__(self, state: CampaignState, generation: int, until: str | None) -> None:
-        self.state, self.generation, self.until = state, generation, until
+    def __init__(
+        self, state: CampaignState, generation: int, until: str | None, control: Control = GO_ON, over_budget: Sequence[Overrun] = (),
+    ) -> None:
+        self.state, self.generation, self.until, self.control, self.over_budget = state, generation, until, control, over_budget
         self.actions: list[Action] = []
         self.blockers: list[Blocker] = []
+        self.waiting: list[JobStatus] = []
         self._wanted = _needed(state, until)
 
     def plan(self) -> None:
@@ -56,22 +74,29 @@ class Planner:
         if missing := self._missing_version():
             self.actions.append(missing)
             return
-        wanted = [version for version in state.versions.values() if self.wanted(version.id)]
-        held = {s.job.root for v in state.versions.values() for s in v.jobs.get("train", []) if self._held(v)}
-        for status in state.all_jobs():
+        wanted = [version for version in state.open if self.wanted(version.id)]  # nothing is left to do for the others
+        cancelled = {version.id: version for version in state.open if is_cancelled(version, self.control)}
+        held = {s.job.root for v in state.open if v.jobs.get("train") and self._held(v) for s in v.jobs["train"]}
+        held |= {s.job.root for v in cancelled.values() for attempts in v.jobs.values() for s in attempts}
+        # Parts are recorded when the whole is published.
+        held |= {s.job.root for v in state.open if not v.evaluated for s in v.jobs.get("evaluate", []) if s.job.shard is not None and _is_done(s)}
+        for status in state.unrecorded:
             # Also one whose outputs are there: a kill can fall between them and the record.
             if status.phase == "finished" and status.job.root not in held:
                 self.end(status)
         if state.base_policy is None:
             campaign = state.settings.campaign
             work = digest([campaign.base_model.model_dump(mode="json"), campaign.domain.model_dump(mode="json")])
-            self.work("base", "supervise", state.base_jobs, {}, work)
+            self.work("base", "supervise", state.base_jobs.get("supervise", []), {}, work)
+        for version in cancelled.values():
+            self.actions += cancellation(version, self.control)
         for version in wanted:
-            self._version(version)
-        undecided = [version for version in wanted if version.node.version.parents and version.decision is None]
+            if version.id not in cancelled:
+                self._version(version)
+        undecided = [v for v in wanted if v.node.version.parents and v.decision is None and v.id not in cancelled]
         if undecided:
             self._decide(undecided[0])
-        elif not self.actions and len(wanted) == len(state.versions):
+        elif not self.actions and (self.until is None or all(map(self.wanted, state.versions))):
             self._propose()
 
     def wanted(self, version: str) -> bool:
@@ -111,43 +136,74 @@ class Planner:
             if source is not None and source.stopped_early is not None:
                 self.blockers.append(Blocker(f"{version.id} train", "user", f"{version.node.paths.version_yaml}: init {version.node.init}: that run was "
                                              "stopped early and has no policy; name another init"))
+            elif source is not None and source.cancelled:
+                self.blockers.append(Blocker(f"{version.id} train", "user", f"{version.node.paths.version_yaml}: init {version.node.init}: that version was "
+                                             "cancelled and has no policy; name another init, or cancel this one too"))
         elif version.stopped_early is not None:
             last = attempts[-1] if attempts else None
             if last is None:
                 self.blockers.append(Blocker(f"{version.id} train", "user", f"{version.node.paths.root}: its watch/ says that the run was stopped "
                                              "early, but its jobs/ are gone; remove watch/ too, to train it again"))
             else:
-                self.actions.append(Stop(version.id, last) if last.phase == "running" else EndEarly(version.id, last))
+                self.actions.append(Stop(version.id, last) if last.live else EndEarly(version.id, last))
         elif version.running is not None and (step := self._next_watch(version, version.running)) is not None:
             self.actions.append(Watch(version.id, step))
         else:
             assert version.init is not None
             params = {"recipe": version.node.recipe.model_dump(mode="json"), "run": version.run, "init": version.init}
-            self.work(version.id, "train", version.jobs, params, version.run)
+            self.work(version.id, "train", attempts, params, version.run)
 
     def _version(self, version: VersionState) -> None:
         if not version.trained:
             self._training(version)
         elif version.stopped_early is not None and (last := version.jobs.get("train", [])[-1:]) and last[0].record is None:
             # Killed between the publishing and the record.
-            self.actions.append(Stop(version.id, last[0]) if last[0].phase == "running" else EndEarly(version.id, last[0]))
+            self.actions.append(Stop(version.id, last[0]) if last[0].live else EndEarly(version.id, last[0]))
         missing = [suite for suite, record in version.evaluations.items() if record is None]
         if version.policy is not None and missing:
-            prompt = version.node.recipe.tool_use.system_prompt
-            params = {"evaluations": [
-                {"version": version.id, "policy": version.policy, "policy_step": version.node.policy_step, "suite": suite,
-                 "system_prompt": prompt}
-                for suite in missing
-            ]}
-            self.work(version.id, "evaluate", version.jobs, params, self._evaluation_work(version, params))
+            self._evaluate(version, missing)
         if version.over and version.analysis is None:
             self.actions.append(Analyse(version.id))
+
+    def _evaluate(self, version: VersionState, missing: list[str]) -> None:
+        """Score a version in one job, or in parts that are put together, and recorded, once all are there."""
+        pieces = self._pieces(version, list(version.evaluations))
+        if not any(piece.last is not None and piece.last.record is None and piece.is_of_last for piece in pieces):
+            pieces = self._pieces(version, missing)  # else: what a kill cut off while it was being published
+        ready = [piece.last for piece in pieces if piece.last is not None and piece.ready]
+        if pieces[0].shard is not None and len(ready) == len(pieces) and any(last.record is None for last in ready):
+            self.actions.append(Publish(version.id, tuple(ready)))
+            return
+        for piece in pieces:
+            if piece.shard is None or not piece.ready or len(ready) == len(pieces):
+                self.work(version.id, "evaluate", piece.attempts, piece.params, piece.work, piece.shard)
+
+    def _pieces(self, version: VersionState, suites: list[str]) -> list[_Piece]:
+        """The parts of an evaluation on these suites."""
+        attempts, prompt = version.jobs.get("evaluate", []), version.node.recipe.tool_use.system_prompt
+        params: dict[str, Any] = {"evaluations": [
+            {"version": version.id, "policy": version.policy, "policy_step": version.node.policy_step, "suite": suite, "system_prompt": prompt}
+            for suite in suites
+        ]}
+        shards = self._shards(params)
+        found = []
+        for shard in [None] if shards == 1 else range(shards):
+            of_it = params if shard is None else {**params, "shard": shard, "shards": shards}
+            found.append(_Piece(shard, of_it, self._evaluation_work(version, of_it), [a for a in attempts if a.job.shard == shard]))
+        return found
+
+    def _shards(self, params: dict[str, Any]) -> int:
+        """Parts that an evaluation is divided into: as many as the profile says, but none without a task."""
+        cluster, tasks = self.state.settings.cluster, self.state.tasks
+        assert tasks is not None
+        fewest = min(tasks.splits[each["suite"]].tasks for each in params["evaluations"])
+        return min(cluster.slurm.shards, fewest) if cluster.executor == "slurm" else 1
 
     def _decide(self, version: VersionState) -> None:
         """Take the next look at dev for the first undecided version, or decide: strictly in the order of ids, so that the looks
         and their alpha do not depend on which job was faster."""
         known = [version, *(self.state.versions[parent] for parent in version.node.version.parents)]
-        if not all(each.over and each.analysis is not None for each in known):
+        if not all(each.known for each in known):
             return  # a prediction may speak of what was found in a parent
         against = next_look(self.state, version)
         if against is None:
@@ -162,7 +218,7 @@ class Planner:
         """Ask the agent once for each state of knowledge; an empty round is its last word on it."""
         state, search = self.state, self.state.settings.campaign.search
         left = search.proposals - sum(len(each.proposals) for each in state.rounds)
-        if search.agent == "none" or left <= 0 or not all(v.over and v.analysis for v in state.versions.values()):
+        if search.agent == "none" or left <= 0 or not all(v.known for v in state.open):
             return
         assert state.harness is not None
         decided = list(state.versions)
@@ -185,28 +241,43 @@ class Planner:
         sets = {e["suite"]: tasks.splits[e["suite"]].task_set for e in params["evaluations"]}
         return digest([params, how, campaign.seed, version.policy_identity, sets])
 
-    def work(self, owner: str, kind: JobKind, jobs: dict[JobKind, list[JobStatus]], params: dict[str, Any], work: str) -> None:
-        """Bring one piece of work forward: its outputs are not there yet."""
-        attempts = jobs.get(kind, [])
+    def work(self, owner: str, kind: JobKind, attempts: list[JobStatus], params: dict[str, Any], work: str, shard: int | None = None) -> None:
+        """Bring one piece of work forward, at which there were `attempts`: its outputs are not there yet."""
         if not attempts:
-            self.actions.append(Submit(owner, kind, 0, params, work))
+            if may_start(self.over_budget, owner):
+                self.actions.append(Submit(owner, kind, 0, params, work, shard))
+            else:
+                self._blocked_by_budget(owner)
             return
         last, limits = attempts[-1], self.state.settings.cluster
         if last.intent is None:  # killed between the spec and the intent
-            self.actions.append(Submit(owner, kind, last.job.attempt, params, work))
+            self.actions.append(Submit(owner, kind, last.job.attempt, params, work, shard))
         elif last.phase == "recorded":
-            self._after_record(owner, kind, attempts, params, work)
+            self._after_record(owner, kind, attempts, params, work, shard)
         elif last.intent.work != work and last.phase in ("planned", "dead"):
             self.actions.append(GiveUp(last, "user", "what it was for has changed since (recipe, init, seed, tasks or evaluation)"))
-        elif last.intent.work != work and last.phase == "running":
+        elif last.intent.work != work and last.live:
+            how = f"kill {last.pid}" if last.pid is not None else f"scancel {last.slurm_id}"
             self.blockers.append(Blocker(f"{owner} {kind}", "user", f"{last.job.root}: runs with an earlier recipe, init, seed, tasks or evaluation "
-                                         f"than the files say now. Restore them, or stop it (kill {last.pid}) and run again"))
+                                         f"than the files say now. Restore them, or stop it ({how}) and run again"))
+        elif last.phase == "running" and last.silent > 60 * limits.stall_minutes + SILENCE_SECONDS:
+            self.actions.append(Kill(last, f"no heartbeat for {last.silent / 60:.0f} minutes: its node or its launcher hangs"))
         elif last.phase in ("planned", "dead"):
-            if last.starts < limits.max_starts:
-                self.actions.append(Start(last.job))
+            if (over := exhausted(last, limits)) is not None:
+                self.actions.append(GiveUp(last, *over))
+            elif not may_start(self.over_budget, owner):
+                self._blocked_by_budget(owner)
+            elif last.not_before > self.state.now:
+                self.waiting.append(last)
             else:
-                died = f"died {last.starts} times without a result; see the logs below {last.job.root}"
-                self.actions.append(GiveUp(last, "infrastructure", died))
+                self.actions.append(Start((last,)))
+
+    def _blocked_by_budget(self, owner: str) -> None:
+        """Say once which caps stand in the way."""
+        caps = [each for each in self.over_budget if each.scope in (CAMPAIGN, owner)]
+        for blocker in (Blocker(each.scope, "user", text) for each, text in zip(caps, problems(self.state.paths, caps), strict=True)):
+            if blocker not in self.blockers:
+                self.blockers.append(blocker)
 
     def end(self, status: JobStatus) -> None:
         """A job has its result: commit it, or give the attempt up."""
@@ -216,10 +287,13 @@ class Planner:
         else:
             self.actions.append(GiveUp(status, status.result.blame or "infrastructure", status.result.error or "unknown"))
 
-    def _after_record(self, owner: str, kind: JobKind, attempts: list[JobStatus], params: dict[str, Any], work: str) -> None:
+    def _after_record(self, owner: str, kind: JobKind, attempts: list[JobStatus], params: dict[str, Any], work: str, shard: int | None) -> None:
         last = attempts[-1]
         assert last.record is not None and last.intent is not None
-        again = Submit(owner, kind, last.job.attempt + 1, params, work)
+        if last.record.state != "done" and not may_start(self.over_budget, owner):
+            self._blocked_by_budget(owner)
+            return
+        again = Submit(owner, kind, last.job.attempt + 1, params, work, shard)
         if last.record.state == "done":
             # What it published was removed by hand. Days of training are published again from the job's own copy; whoever
             # removes an evaluation wants it made again, under today's evaluator.
@@ -235,21 +309,41 @@ class Planner:
 
     def block_what_stands_still(self) -> None:
         """Nothing is to be done, yet a version that this run is to bring forward is not decided: say so rather than call it done."""
-        for version in self.state.versions.values():
+        for version in self.state.open:
             if self.wanted(version.id) and version.decision is None and version.node.version.parents:
                 self.blockers.append(Blocker(version.id, "user", f"{version.node.paths.root}: nothing brings it forward; look at its parents and its init "
                                              f"in {version.node.paths.version_yaml.name}, or remove the folder"))
 
+    def _failing(self) -> Blocker | None:
+        """Why nothing more is started: the last attempts that ended, whosever they were, all failed by the machine's fault."""
+        records = [s.record for s in self.state.all_jobs() if s.record is not None and s.record.generation == self.generation]
+        last = heapq.nlargest(FAILURES_IN_A_ROW, records, key=lambda record: record.written_at)[::-1]
+        if len(last) < FAILURES_IN_A_ROW or not all(record.state == "failed" and record.blame == "infrastructure" for record in last):
+            return None
+        return Blocker("campaign", "infrastructure", f"{len(last)} attempts in a row failed by the machine's fault, so nothing more is started; the last: "
+                       f"{last[-1].error}")
+
     def limited(self, running: int) -> tuple[Action, ...]:
-        """The actions, starts only as far as there is room."""
+        """The actions, starts only as far as there is room; those of the parts of one piece of work together."""
         room = self.state.settings.cluster.max_parallel_jobs - running
         allowed: list[Action] = []
+        failing = self._failing() if any(isinstance(action, Submit | Start) for action in self.actions) else None
+        if failing is not None:
+            self.blockers.append(failing)
         for action in self.actions:
-            if isinstance(action, Start):
-                if room <= 0:
-                    continue
-                room -= 1
-            allowed.append(action)
+            if failing is not None and isinstance(action, Submit | Start):
+                continue
+            if not isinstance(action, Start):
+                allowed.append(action)
+                continue
+            if room <= 0:
+                continue
+            room -= 1
+            last = allowed[-1] if allowed else None
+            if isinstance(last, Start) and _divided(last.statuses[0]) and _divided(last.statuses[0]) == _divided(action.statuses[0]):
+                allowed[-1] = Start((*last.statuses, *action.statuses))
+            else:
+                allowed.append(action)
         return tuple(allowed)
 
 
@@ -264,6 +358,42 @@ def _needed(state: CampaignState, until: str | None) -> set[str]:
                 found.add(each)
                 waiting.append(each)
     return found
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """One part of an evaluation, or the whole of it."""
+
+    shard: int | None
+    params: dict[str, Any]
+    work: str
+    attempts: list[JobStatus]
+
+    @property
+    def last(self) -> JobStatus | None:
+        return self.attempts[-1] if self.attempts else None
+
+    @property
+    def is_of_last(self) -> bool:
+        """Whether the last attempt is at this very work."""
+        return self.last is not None and self.last.intent is not None and self.last.intent.work == self.work
+
+    @property
+    def ready(self) -> bool:
+        """Whether the last attempt has made it, recorded or not."""
+        if self.last is None or not self.is_of_last:
+            return False
+        return _is_done(self.last) or (self.last.record is not None and self.last.record.state == "done")
+
+
+def _is_done(status: JobStatus) -> bool:
+    """Whether an attempt has its result, a good one, and no record yet."""
+    return status.phase == "finished" and status.result is not None and status.result.outcome == "done"
+
+
+def _divided(status: JobStatus) -> tuple[str, str] | None:
+    """Whose work of which kind an attempt is a part of; None where it is the whole."""
+    return None if status.job.shard is None else (str(status.job.owner), status.job.kind)
 
 
 def _number(version: str) -> int:

@@ -20,12 +20,14 @@ class NotReady(UserError):
 def check_machine(cluster: Cluster, folder: Path) -> None:
     """Raise NotReady, listing everything that is missing. Jobs with an interpreter of their own are not judged here."""
     problems = []
-    if cluster.python is None:
+    if cluster.executor == "slurm":
+        pass  # what the nodes have is for `evo-hpc doctor --cluster` to say
+    elif cluster.python is None:
         problems += [
             f"{name} is not installed ({purpose} needs it): run `make setup`, or install evo-hpc with the extra `cpu` or `gpu`"
             for name, purpose in NEEDED.items() if not _installed(name)
         ]
-    elif shutil.which(cluster.python) is None:
+    elif cluster.python is not None and shutil.which(cluster.python) is None:
         problems.append(f"cluster.yaml: python: {cluster.python} is not an executable")
     free = shutil.disk_usage(folder).free
     if free < MIN_FREE_BYTES:

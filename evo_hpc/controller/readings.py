@@ -32,13 +32,14 @@ def next_look(state: CampaignState, version: VersionState) -> str | None:
 
 
 def scored_parents(state: CampaignState, version: VersionState) -> list[str]:
-    """The parents that there is a score of; one that was stopped early has none, and the incumbent stands in for it."""
-    return [parent for parent in version.node.version.parents if state.versions[parent].stopped_early is None]
+    """The parents that there is a score of; one that was stopped early or cancelled has none, and the incumbent stands in for it."""
+    parents = [state.versions[parent] for parent in version.node.version.parents]
+    return [parent.id for parent in parents if parent.stopped_early is None and not parent.cancelled]
 
 
 def readings_of(state: CampaignState, version: VersionState) -> list[Reading]:
     """The looks that the decision rests on, in their order."""
-    if version.stopped_early is not None:
+    if version.stopped_early is not None or version.cancelled:
         return []
     parents, incumbent = scored_parents(state, version), state.incumbent_before(version.id)
     found = []

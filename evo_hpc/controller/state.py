@@ -1,19 +1,27 @@
-"""What the folders say: the campaign's whole state, read anew each time. Nothing is remembered between reads."""
+"""What the folders say: the campaign's whole state. It is read anew each time; a controller, which looks all the time, brings its
+memory (controller/cache.py), by which what did not change is not read again.
+"""
 
 from __future__ import annotations
 
 import shlex
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache as cached
+from functools import cached_property, partial
 from pathlib import Path
 
 from evo_hpc.agent.proposal import Round, read_round
 from evo_hpc.agent.rules import Rules, load_rules
+from evo_hpc.controller.cache import Remembered, StateCache, progressed
 from evo_hpc.controller.copied import results_of_others
 from evo_hpc.controller.decided import decision_problems
 from evo_hpc.controller.settings import Settings, check_reward, load_settings
 from evo_hpc.controller.tasks import TasksManifest, check_task_files, domain_of, read_manifest
 from evo_hpc.controller.watching import Running, read_running
-from evo_hpc.dispatch.local import JobStatus, observe
+from evo_hpc.dispatch.attempt import load_record
+from evo_hpc.dispatch.executor import Dispatch, Observe
+from evo_hpc.dispatch.status import JobStatus
 from evo_hpc.errors import EvoError, UserError
 from evo_hpc.evaluation.scores import BadEvaluation, EvaluationRecord, read_evaluation
 from evo_hpc.harness.analysis import Analysis, StaleAnalysis, WatchLook, read_analysis, read_watches
@@ -23,7 +31,7 @@ from evo_hpc.lineage.comparison import Comparison, read_comparison
 from evo_hpc.lineage.decision import BadDecision, Decision, read_decision
 from evo_hpc.lineage.identity import policy_identity, run_identity
 from evo_hpc.lineage.looks import Look, check_alpha, read_looks
-from evo_hpc.lineage.tree import BadLineage, Node, load_tree_nodes
+from evo_hpc.lineage.tree import BadLineage, Node, load_nodes, load_tree_nodes, misnamed, tree_problems, with_inits
 from evo_hpc.paths import COMPLETE, CampaignPaths, OwnerPaths, version_id
 from evo_hpc.store.manifest import Torn, read_complete
 
@@ -64,14 +72,35 @@ class VersionState:
         return next((look for look in self.watches if look.futile), None)
 
     @property
+    def cancelled(self) -> bool:
+        """Whether a person has ended it before it was decided."""
+        return self.decision is not None and self.decision.outcome == "cancelled"
+
+    @property
     def evaluated(self) -> bool:
         """Whether every suite has been scored."""
         return all(record is not None for record in self.evaluations.values())
 
     @property
     def over(self) -> bool:
-        """Whether nothing more will come of it: scored, or stopped early and published."""
-        return self.trained and (self.stopped_early is not None or self.evaluated)
+        """Whether nothing more will come of it: scored, stopped early and published, or cancelled."""
+        return self.cancelled or (self.trained and (self.stopped_early is not None or self.evaluated))
+
+    @property
+    def known(self) -> bool:
+        """Whether what it can teach is there: its results, and what the current harness found in them."""
+        return self.over and (self.analysis is not None or self.cancelled)
+
+    @cached_property
+    def closed(self) -> bool:
+        """Whether nothing is to be done for it: known, decided, and all its attempts recorded."""
+        decided = self.decision is not None or not self.node.version.parents
+        return decided and self.known and not self.unrecorded
+
+    @cached_property
+    def unrecorded(self) -> tuple[JobStatus, ...]:
+        """Attempts that the controller's last word on is not written yet."""
+        return tuple(status for attempts in self.jobs.values() for status in attempts if status.phase != "recorded")
 
     def comparison_with(self, other: VersionState) -> Comparison | None:
         """The comparison of these very evaluations of the two on dev."""
@@ -101,6 +130,8 @@ class CampaignState:
     harness: Harness | None
     """The newest numbered copy of them; null before the first."""
     rounds: tuple[Round, ...]
+    now: float
+    """Unix time of this look."""
 
     @property
     def root(self) -> VersionState | None:
@@ -109,13 +140,29 @@ class CampaignState:
 
     def incumbent_before(self, version: str | None) -> str:
         """The version to beat when `version` is decided (None: now): the last one promoted among those with lower ids."""
+        return self._incumbents.get(version, self._incumbents[None])
+
+    @cached_property
+    def _incumbents(self) -> dict[str | None, str]:
+        found: dict[str | None, str] = {}
         incumbent = version_id(0)
-        for state in self.versions.values():
-            if state.id == version:
-                break
+        for name, state in self.versions.items():
+            found[name] = incumbent
             if state.decision is not None and state.decision.promoted:
-                incumbent = state.id
-        return incumbent
+                incumbent = name
+        found[None] = incumbent
+        return found
+
+    @cached_property
+    def open(self) -> tuple[VersionState, ...]:
+        """The versions for which something is to be done or awaited."""
+        return tuple(version for version in self.versions.values() if not version.closed)
+
+    @cached_property
+    def unrecorded(self) -> tuple[JobStatus, ...]:
+        """Attempts of all owners that the controller's last word on is not written yet."""
+        base = [status for attempts in self.base_jobs.values() for status in attempts if status.phase != "recorded"]
+        return (*base, *(status for version in self.open for status in version.unrecorded))
 
     def named(self, name: str) -> VersionState:
         """A version by its id, or by the folder that a shell completes. Raises UserError, naming those that there are."""
@@ -135,42 +182,78 @@ class CampaignState:
         return [status for jobs in owners for attempts in jobs.values() for status in attempts]
 
 
-def read_state(paths: CampaignPaths, *, hashes: bool = False) -> CampaignState:
-    """The state of a campaign; `hashes` also checks the task files' content.
+def read_state(paths: CampaignPaths, *, hashes: bool = False, dispatch: Dispatch | None = None, cache: StateCache | None = None) -> CampaignState:
+    """The state of a campaign; `hashes` also checks the task files' content. A controller brings its `dispatch`, which
+    remembers what Slurm was asked, and its `cache`, which remembers what was read; others ask and read anew.
 
-    Raises UserError or StoreError when a folder is damaged: the controller refuses to guess.
+    Raises UserError or StoreError when a folder is damaged: the controller refuses to guess. With a cache damage to a closed
+    version may be noticed some looks later (StateCache).
     """
     settings = load_settings(paths)
-    nodes, problems = load_tree_nodes(paths)
-    if problems:
-        raise BadLineage("\n".join(problems))
+    dispatch = dispatch or Dispatch(settings.cluster)
+    dispatch.use(settings.cluster)
+    nodes = _tree(paths, cache)
     domain, _ = domain_of(paths, settings.campaign)
-    for node in nodes.values():
+    for node in nodes.values() if cache is None else [nodes[name] for name in cache.changed if name in nodes]:
         check_reward(node.paths.recipe_yaml, node.recipe, domain.component_names)
     tasks = read_manifest(paths, settings.campaign)
     if tasks is not None and hashes:
         check_task_files(paths, tasks)
-    base_policy, looks = base_policy_of(paths, settings), read_looks(paths)
+    base_policy = base_policy_of(paths, settings)
+    looks = read_looks(paths) if cache is None else cache.read_looks(paths)
     check_alpha(paths, looks, settings.campaign.gate.alpha)
     found, harness = discover(paths), current_harness(paths)
-    versions = {}
-    for node in nodes.values():
-        try:
-            versions[node.id] = _version_state(paths, settings, node, nodes, base_policy, tasks, looks, harness)
-        except EvoError as error:
-            if brought := results_of_others(node.paths):
-                raise BadLineage(f"{node.paths.root}: was copied together with results of another version ({', '.join(p.name for p in brought)}). "
-                                 f"Remove them and it is trained as its own: rm -r {' '.join(shlex.quote(str(p)) for p in brought)}") from error
-            raise
-    _check_harnesses(paths, nodes)
+    reader = _Reader(paths, settings, nodes, base_policy, tasks, looks, harness, dispatch)
+    versions = {node.id: reader.read(node) for node in nodes.values()} if cache is None else _versions(reader, cache)
+    rounds = _rounds(paths) if cache is None else cache.rounds.read(paths.round(1).parent, paths.round, lambda known: _rounds(paths, known), cache)
     state = CampaignState(
-        paths=paths, settings=settings, tasks=tasks, base_policy=base_policy, base_jobs=_jobs(paths.base, "base"), versions=versions,
-        found=found, harness=harness, rounds=_rounds(paths),
+        paths=paths, settings=settings, tasks=tasks, base_policy=base_policy, base_jobs=_jobs(paths.base, "base", dispatch.observe), versions=versions,
+        found=found, harness=harness, rounds=rounds, now=dispatch.now(),
     )
-    if problems := list(decision_problems(state)):
-        raise BadDecision("\n".join(problems))
-    _check_authors(state)
+    if cache is None or cache.differs(rounds, tuple(number for number, _ in paths.harnesses())):
+        _check_harnesses(paths, nodes)
+        if problems := list(decision_problems(state, None if cache is None else cache.decisions)):
+            raise BadDecision("\n".join(problems))
+        _check_authors(state)
+        if cache is not None:
+            cache.found_right()
     return state
+
+
+def _tree(paths: CampaignPaths, cache: StateCache | None) -> dict[str, Node]:
+    """All versions, where each starts resolved. Raises BadLineage."""
+    if cache is None:
+        nodes, problems = load_tree_nodes(paths)
+        if problems:
+            raise BadLineage("\n".join(problems))
+        return nodes
+    read, problems = load_nodes(cache.look(paths))
+    cache.nodes.update(read)
+    problems += misnamed(paths)
+
+    def check(nodes: Mapping[str, Node]) -> dict[str, Node]:
+        if found := tree_problems(paths, nodes):
+            raise BadLineage("\n".join(found))
+        return with_inits(nodes)
+
+    if problems:
+        raise BadLineage("\n".join(problems))
+    return cache.tree(check)
+
+
+def _versions(reader: _Reader, cache: StateCache) -> dict[str, VersionState]:
+    """All versions: those that may have changed read, of the others what goes on in their jobs."""
+    identity = None if reader.base_policy is None else cache.value(reader.paths.root / reader.base_policy, reader.identity)
+    harness = reader.harness and (reader.harness.id, reader.harness.digest)
+    cache.depends_on((reader.settings.campaign, reader.tasks, reader.base_policy, identity, harness))
+    unread = [name for name in reader.nodes if name not in cache.versions]
+    for name, each in cache.versions.items():
+        if each.state.unrecorded:
+            cache.versions[name] = reader.read_jobs(each)
+    while unread:
+        again = [cache.read(name, partial(reader.read, reader.nodes[name])) for name in unread]
+        unread = sorted(set().union(*again))
+    return {name: cache.versions[name].state for name in reader.nodes}
 
 
 def _check_harnesses(paths: CampaignPaths, nodes: dict[str, Node]) -> None:
@@ -192,10 +275,16 @@ def _check_authors(state: CampaignState) -> None:
                              "Restore the rounds from a backup, or write `author: person` if it is yours")
 
 
-def _rounds(paths: CampaignPaths) -> tuple[Round, ...]:
-    """All rounds, in order. Raises BadLineage on a gap: what was proposed, and how many proposals are left, is no longer known."""
-    rounds = []
+def _rounds(paths: CampaignPaths, known: Sequence[Round] = ()) -> tuple[Round, ...]:
+    """All rounds, in order; the first ones, where they are `known`, are not read again.
+
+    Raises BadLineage on a gap: what was proposed, and how many proposals are left, is no longer known.
+    """
+    rounds: list[Round] = []
     for expected, (number, path) in enumerate(paths.rounds(), start=1):
+        if expected == number <= len(known):
+            rounds.append(known[expected - 1])
+            continue
         found = read_round(path)
         if (number, found.number) != (expected, expected):
             raise BadLineage(f"{path}: round {found.number} where round {expected} is expected; one was removed or renamed by hand. Restore "
@@ -207,8 +296,7 @@ def _rounds(paths: CampaignPaths) -> tuple[Round, ...]:
     return tuple(rounds)
 
 
-
-def _jobs(folder: OwnerPaths, owner: str) -> dict[JobKind, list[JobStatus]]:
+def _jobs(folder: OwnerPaths, owner: str, observe: Observe) -> dict[JobKind, list[JobStatus]]:
     jobs: dict[JobKind, list[JobStatus]] = {}
     for job in folder.jobs():
         status = observe(job)
@@ -235,47 +323,81 @@ def base_policy_of(paths: CampaignPaths, settings: Settings) -> str | None:
         except Torn as error:
             remedy = f" Remove {folder}: it is published again from the job that made it" if folder == paths.base.policy else ""
             raise UserError(f"{error}.{remedy}") from error
-    elif folder == paths.base.policy and any(s.record and s.record.state == "done" for jobs in _jobs(paths.base, "base").values() for s in jobs):
+    elif folder == paths.base.policy and any((record := load_record(job)) is not None and record.state == "done" for job in paths.base.jobs()):
         raise UserError(f"{folder}: its {COMPLETE} is gone. Remove the folder: it is published again from the job that made it")
     return choice.path
 
 
-def _version_state(
-    paths: CampaignPaths, settings: Settings, node: Node, nodes: dict[str, Node], base_policy: str | None,
-    tasks: TasksManifest | None, looks: list[Look], harness: Harness | None,
-) -> VersionState:
-    jobs = _jobs(node.paths, node.id)
-    init = _init(paths, node, nodes, base_policy)
-    run = None
-    if init is not None and tasks is not None:
-        run = run_identity(
-            node.recipe, node.hooks, init=policy_identity(paths.root / init), seed=settings.campaign.seed,
-            task_set=tasks.splits["train"].task_set,
+class _Reader:
+    """Reads versions of one campaign, as all that they depend on is at one look."""
+
+    def __init__(
+        self, paths: CampaignPaths, settings: Settings, nodes: dict[str, Node], base_policy: str | None, tasks: TasksManifest | None,
+        looks: Iterable[Look], harness: Harness | None, dispatch: Dispatch,
+    ) -> None:
+        self.paths, self.settings, self.nodes, self.base_policy = paths, settings, nodes, base_policy
+        self.tasks, self.harness, self.dispatch = tasks, harness, dispatch
+        self.identity = cached(policy_identity)
+        self._all_looks = looks
+
+    @cached_property
+    def _looks(self) -> frozenset[Look]:
+        return frozenset(self._all_looks)
+
+    def read(self, node: Node) -> VersionState:
+        """One version. Raises UserError or StoreError when its folder is damaged."""
+        try:
+            return self._read(node)
+        except EvoError as error:
+            if brought := results_of_others(node.paths):
+                raise BadLineage(f"{node.paths.root}: was copied together with results of another version ({', '.join(p.name for p in brought)}). "
+                                 f"Remove them and it is trained as its own: rm -r {' '.join(shlex.quote(str(p)) for p in brought)}") from error
+            raise
+
+    def read_jobs(self, each: Remembered) -> Remembered:
+        """One of which nothing changed but what its jobs do."""
+        jobs = {
+            kind: [status if status.phase == "recorded" else self.dispatch.observe_again(status) for status in attempts]
+            for kind, attempts in each.state.jobs.items()
+        }
+        state = replace(each.state, jobs=jobs)
+        if not state.trained and progressed(each, state):
+            return Remembered.of(replace(state, running=read_running(self.paths.root, jobs.get("train", []), state.run)), each.signature)
+        return replace(each, state=state)
+
+    def _read(self, node: Node) -> VersionState:
+        jobs = _jobs(node.paths, node.id, self.dispatch.observe)
+        init = _init(self.paths, node, self.nodes, self.base_policy)
+        run = None
+        if init is not None and self.tasks is not None:
+            run = run_identity(
+                node.recipe, node.hooks, init=self.identity(self.paths.root / init), seed=self.settings.campaign.seed,
+                task_set=self.tasks.splits["train"].task_set,
+            )
+        published = node.paths.train.exists()
+        # Looks at another run are of a recipe that was edited meanwhile; while the init or the tasks are gone nobody can tell.
+        watches = tuple(look for look in read_watches(node.paths) if run is None or look.run == run)
+        stopped = any(look.futile for look in watches)
+        if published:
+            _check_training(node, run, stopped)
+        policy = None
+        if node.recipe.steps == 0:
+            policy = init
+        elif published and not stopped:
+            policy = node.paths.policy(node.policy_step).relative_to(self.paths.root).as_posix()
+        identity = self.identity(self.paths.root / policy) if policy else None
+        evaluations = {suite: read_evaluation(node.paths, suite) for suite in self.settings.campaign.evaluation.suites}
+        for suite, record in evaluations.items():
+            if record is not None and identity is not None and record.policy_identity != identity:
+                raise BadEvaluation(f"{node.paths.evaluation(suite)}: made of another policy than this version has now; remove it: the version is "
+                                    "evaluated again")
+        return VersionState(
+            node=node, trained=published or node.recipe.steps == 0, policy=policy, policy_identity=identity, init=init, run=run, jobs=jobs,
+            evaluations=evaluations, comparisons=tuple(_comparison(node, path, self._looks) for path in node.paths.comparisons()),
+            running=None if published else read_running(self.paths.root, jobs.get("train", []), run), watches=watches,
+            analysis=_analysis(node, self.harness) if self.harness else None,
+            decision=read_decision(node.paths.decision_yaml) if node.paths.decision_yaml.exists() else None,
         )
-    published = node.paths.train.exists()
-    # Looks at another run are of a recipe that was edited meanwhile; while the init or the tasks are gone nobody can tell.
-    watches = tuple(look for look in read_watches(node.paths) if run is None or look.run == run)
-    stopped = any(look.futile for look in watches)
-    if published:
-        _check_training(node, run, stopped)
-    policy = None
-    if node.recipe.steps == 0:
-        policy = init
-    elif published and not stopped:
-        policy = node.paths.policy(node.policy_step).relative_to(paths.root).as_posix()
-    identity = policy_identity(paths.root / policy) if policy else None
-    evaluations = {suite: read_evaluation(node.paths, suite) for suite in settings.campaign.evaluation.suites}
-    for suite, record in evaluations.items():
-        if record is not None and identity is not None and record.policy_identity != identity:
-            raise BadEvaluation(f"{node.paths.evaluation(suite)}: made of another policy than this version has now; remove it: the version is "
-                                "evaluated again")
-    return VersionState(
-        node=node, trained=published or node.recipe.steps == 0, policy=policy, policy_identity=identity, init=init, run=run, jobs=jobs,
-        evaluations=evaluations, comparisons=tuple(_comparison(node, path, looks) for path in node.paths.comparisons()),
-        running=None if published else read_running(paths.root, jobs.get("train", []), run), watches=watches,
-        analysis=_analysis(node, harness) if harness else None,
-        decision=read_decision(node.paths.decision_yaml) if node.paths.decision_yaml.exists() else None,
-    )
 
 
 def _analysis(node: Node, harness: Harness) -> Analysis | None:
@@ -286,7 +408,7 @@ def _analysis(node: Node, harness: Harness) -> Analysis | None:
         return None
 
 
-def _comparison(node: Node, path: Path, looks: list[Look]) -> Comparison:
+def _comparison(node: Node, path: Path, looks: Collection[Look]) -> Comparison:
     found = read_comparison(path, looks)
     if found.version != node.id:
         raise BadLineage(f"{path}: belongs to {found.version}, not to {node.id}; a copied version starts without comparisons/: remove it here")

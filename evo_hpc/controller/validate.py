@@ -16,7 +16,7 @@ from evo_hpc.controller.names import check_names
 from evo_hpc.controller.settings import load_settings
 from evo_hpc.controller.state import base_policy_of, read_state
 from evo_hpc.controller.tasks import check_task_files, read_manifest
-from evo_hpc.dispatch.local import observe
+from evo_hpc.dispatch.attempt import read_attempt, load_record
 from evo_hpc.errors import EvoError
 from evo_hpc.evaluation.scores import read_evaluation
 from evo_hpc.jobs.spec import load_spec
@@ -92,7 +92,7 @@ def find_problems(paths: CampaignPaths) -> list[str]:
             check(lambda comparison=comparison: read_comparison(comparison, looks) if looks is not None else None)
     for owner in (paths.base, paths.final, *paths.versions()):
         for job in owner.jobs():
-            check(lambda job=job: observe(job))
+            check(lambda job=job: (read_attempt(job), load_record(job)))
             check(lambda job=job: load_spec(job) if job.spec.exists() else None)
     if settings is not None:
         check(lambda: base_policy_of(paths, settings))

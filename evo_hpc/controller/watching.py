@@ -8,7 +8,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from evo_hpc.config.campaign import Campaign, Watch
-from evo_hpc.dispatch.local import JobStatus
+from evo_hpc.dispatch.status import JobStatus
 from evo_hpc.jobs.outputs import Part, PartsSoFar, TrainOutputs, parse_outputs
 from evo_hpc.jobs.spec import load_spec
 from evo_hpc.store.atomic import StoreError, read_json

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -12,14 +13,17 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import ValidationError
 
 from evo_hpc.config.cluster import Cluster
+from evo_hpc.config.slurm import Slurm
 from evo_hpc.dispatch.exchange import make_exchange
 from evo_hpc.dispatch.roles import ROLES, Role
-from evo_hpc.errors import EvoError
+from evo_hpc.dispatch.slurm.commands import Commands, SlurmError
+from evo_hpc.dispatch.slurm.steps import Allocation, by_srun, rendezvous, srun_words
+from evo_hpc.errors import EvoError, UserError
 from evo_hpc.jobs.claims import Superseded, check_claim, claim
 from evo_hpc.jobs.spec import Blame, Identity, JobSpec, Result, load_spec
 from evo_hpc.paths import CampaignPaths, ExchangePaths, IncarnationPaths, JobPaths
@@ -34,6 +38,18 @@ _TRAFFIC_BYTES = 64 << 20
 """Room for requests and rollouts, beside the policies."""
 _POLICIES = 3
 """Policies in the exchange at once: two published ones and the one being written."""
+_WARNINGS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP, signal.SIGALRM)
+"""Whichever of them the profile asks Slurm for."""
+_REQUEUE_SECONDS = 120.0
+"""How long a job that asked to be requeued waits to be ended."""
+_NOT_REQUEUED = 75
+"""Exit code (EX_TEMPFAIL) of a job that was stopped by a warning and that Slurm did not requeue: not 0, which would be COMPLETED."""
+_AFTERMATH = re.compile(r"slurmstepd-\S+: error: \*\*\*|srun: (?!error: .*: Exited with exit code)")
+"""Lines of Slurm's in a role's log that say no more than that a step was ended; which rank had failed, and how, is another."""
+_STACKS_SECONDS = 3.0
+"""What ranks behind srun have to write their stacks, before they are ended."""
+_BEFORE_THE_END_SECONDS = 5.0
+"""What is left of the warning time once a job that does not save in time is cut off, to write its result."""
 
 
 @dataclass
@@ -62,10 +78,13 @@ class Launcher:
     incarnation: IncarnationPaths
     exchange: ExchangePaths
     cluster: Cluster
+    allocation: Allocation | None = None
+    """The Slurm job that this runs in; null on one machine."""
     clock: AwakeClock = field(default_factory=AwakeClock)
     started: float = field(default_factory=time.time)
     stopping_since: float | None = None
     """Reading of `clock` when the job was told to stop."""
+    stopped_by: Literal["controller", "warning"] | None = None
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
     _told_to_stop: bool = False
     _cut_off: bool = False
@@ -85,10 +104,18 @@ class Launcher:
         finally:
             self._end_all()
 
-    def request_stop(self) -> None:
-        """Have SIGTERM passed on; the roles save and end. Safe in a signal handler: it only notes the time."""
+    def request_stop(self, by: Literal["controller", "warning"] = "controller") -> None:
+        """Have the wish passed on; the roles save and end. Safe in a signal handler: it only notes the time."""
         if self.stopping_since is None:
             self.stopping_since = self.clock.seconds
+            self.stopped_by = by
+
+    def _time_to_save(self) -> float:
+        """Seconds; after a warning of Slurm no more than it leaves."""
+        if self.stopped_by != "warning":
+            return self.cluster.grace_seconds
+        warned = self.cluster.slurm.of(self.spec.kind).warning_seconds
+        return max(1.0, (120 if warned is None else warned) - _BEFORE_THE_END_SECONDS)
 
     def _spawn(self, role: Role) -> subprocess.Popen[bytes]:
         log = self.incarnation.log(role.name)
@@ -99,9 +126,15 @@ class Launcher:
             **os.environ, "OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1",
             "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1", **self.cluster.environment,
         }
+        parent, words = os.getpid(), list[str]()
+        if self.allocation is not None:
+            resources = self.cluster.slurm.of(self.spec.kind)
+            environment.update(rendezvous(self.allocation))
+            if self._behind_srun():  # srun ends the step when this process dies; the role's parent is another, on another node perhaps
+                parent, words = 0, [*srun_words(resources, primary=role.primary), *(resources.container or [])]
         command = [
-            sys.executable, "-m", "evo_hpc.jobs.role", "--job", str(self.job.root), "--incarnation", str(self.incarnation.number),
-            "--role", role.name, "--entry", role.entry, "--exchange", str(self.exchange.root), "--parent", str(os.getpid()),
+            *words, sys.executable, "-m", "evo_hpc.jobs.role", "--job", str(self.job.root), "--incarnation", str(self.incarnation.number),
+            "--role", role.name, "--entry", role.entry, "--exchange", str(self.exchange.root), "--parent", str(parent),
         ]
         with log.open("ab") as out:
             return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, env=environment)
@@ -118,13 +151,12 @@ class Launcher:
                 if (result := self._ended_early(primary)) is not None:
                     return result
                 if (still := self._stalled_seconds()) is not None:
-                    for process in self.processes.values():
-                        process.send_signal(signal.SIGABRT)
+                    self._dump_stacks()
                     return self._failed(f"no progress for {still / 60:.1f} minutes; every thread's stack is in "
                                         f"{self.incarnation.log(primary).parent}")
             else:  # whatever becomes of a service now, the primary is given its time to save
                 self._pass_stop_on()
-                if awake - self.stopping_since > self.cluster.grace_seconds:
+                if awake - self.stopping_since > self._time_to_save():
                     self._kill_all()
                     return self._finish(primary)
             time.sleep(_POLL_SECONDS)
@@ -135,8 +167,8 @@ class Launcher:
             if process.poll() is None:
                 continue
             outcome = self._outcome(name)
-            if outcome["outcome"] == "stopped":
-                self.request_stop()
+            if outcome["outcome"] == "stopped":  # Slurm speaks to the steps of a job directly, too
+                self.request_stop("controller" if self.allocation is None else "warning")
             elif outcome["outcome"] == "done":
                 return self._failed(f"{name} ended before {primary}")
             else:
@@ -155,26 +187,35 @@ class Launcher:
 
     def _outcome(self, role: str) -> dict[str, Any]:
         """What an ended role says of itself, else what its exit code says."""
-        path, code = self.incarnation.role_outcome(role), self.processes[role].wait()
-        if path.exists():
-            return read_json(path)
+        code = self.processes[role].wait()
+        told = [read_json(path) for path in self.incarnation.role_outcomes(role)]
+        if told:  # of several ranks the one that failed says more than the first, which was ended with it
+            return next((each for each in told if each["outcome"] == "failed"), told[0])
         if code == -signal.SIGTERM and self.stopping_since is not None:
             return {"outcome": "stopped", "error": f"{role} ended on the stop signal without saving: it was just starting"}
         if code == -signal.SIGKILL and self._cut_off:
-            return {"outcome": "stopped", "error": f"{role} was killed after {self.cluster.grace_seconds:.0f} s without saving"}
+            return {"outcome": "stopped", "error": f"{role} was killed after {self._time_to_save():.0f} s without saving"}
         how = f"was killed by signal {-code} ({signal.Signals(-code).name})" if code < 0 else f"exited with {code}"
         return {"outcome": "failed", "blame": "infrastructure", "error": f"{role} {how}; end of its log: {self._log_tail(role)}"}
 
     def _log_tail(self, role: str, limit: int = 400) -> str:
         log = self.incarnation.log(role)
         text = log.read_text(errors="replace") if log.exists() else ""
-        return " | ".join(line for line in text[-limit:].splitlines()[-4:] if line.strip()) or "(empty)"
+        lines = [line for line in text[-10 * limit :].splitlines() if line.strip()]
+        # Behind srun one rank's last words are followed by what became of all others.
+        told = [line for line in lines if not _AFTERMATH.match(line)] or lines
+        return " | ".join(told[-4:])[-limit:] or "(empty)"
 
     def _result(self, outcome: dict[str, Any]) -> Result:
         return Result(
             outcome=outcome["outcome"], blame=outcome.get("blame"), error=outcome.get("error"),
             outputs=outcome.get("outputs") or {}, seconds=time.time() - self.started, finished_at=time.time(),
+            stopped_by=self._stopped_by() if outcome["outcome"] == "stopped" else None,
         )
+
+    def _stopped_by(self) -> Literal["controller", "warning"]:
+        """Nobody told this process: then Slurm told the role itself."""
+        return self.stopped_by or ("controller" if self.allocation is None else "warning")
 
     def _failed(self, error: str) -> Result:
         return self._result({"outcome": "failed", "blame": "infrastructure", "error": error})
@@ -203,11 +244,30 @@ class Launcher:
         silent = self.clock.seconds - self._progress_at
         return silent if silent > 60 * self.cluster.stall_minutes else None
 
+    def _behind_srun(self) -> bool:
+        return self.allocation is not None and by_srun(self.cluster.slurm.of(self.spec.kind))
+
+    def _dump_stacks(self) -> None:
+        """Have every role write its threads' stacks. Those behind srun are asked through Slurm, and do not die of it: srun itself dies of
+        SIGABRT without passing it on, and the first rank that ended would take the others with it before they have written theirs."""
+        if not self._behind_srun():
+            for process in self.processes.values():
+                process.send_signal(signal.SIGABRT)
+            return
+        assert self.allocation is not None
+        try:
+            Commands.of(Slurm()).cancel([self.allocation.shown_id], signal="QUIT")
+            time.sleep(_STACKS_SECONDS)
+        except SlurmError as error:
+            _say(f"no stacks: {error}")
+
     def _pass_stop_on(self) -> None:
         if not self._told_to_stop:
             self._told_to_stop = True
-            for process in self.processes.values():
-                process.terminate()
+            self.incarnation.stop.touch()  # for roles behind srun, which would end them on SIGTERM rather than tell them
+            if not self._behind_srun():
+                for process in self.processes.values():
+                    process.terminate()
 
     def _kill_all(self) -> None:
         self._cut_off = True
@@ -245,12 +305,17 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--job-name", required=True)
     for name in ("--start", "--generation"):
         parser.add_argument(name, type=int, required=True)
+    parser.add_argument("--executor", choices=("local", "slurm"), default="local")
     args = parser.parse_args(arguments)
     early: list[int] = []
-    signal.signal(signal.SIGTERM, lambda signum, frame: early.append(signum))
+    for signum in (signal.SIGTERM, *_WARNINGS):
+        signal.signal(signum, lambda signum, frame: early.append(signum))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        _incarnation(JobPaths(Path(args.job)), args.job_name, args.generation, args.start, early)
+        allocation = _allocation() if args.executor == "slurm" else None
+        result = _incarnation(JobPaths(Path(args.job)), args.job_name, args.generation, args.start, early, allocation)
+        if allocation is not None and result.stopped_by == "warning":
+            return _requeue(allocation)
     except Superseded as error:
         _say(str(error))
         return 3
@@ -263,12 +328,38 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def _incarnation(job: JobPaths, name: str, generation: int, start: int, early: list[int]) -> None:
+def _allocation() -> Allocation:
+    """The Slurm job that this process is in. Raises UserError outside one."""
+    found = Allocation.current()
+    if found is None:
+        raise UserError("started with --executor slurm outside a Slurm job; submit the script with sbatch")
+    listed = os.environ.get("SLURM_JOB_NODELIST", "")
+    hosts = Commands.of(Slurm()).hostnames(listed) if "[" in listed or "," in listed else [listed]
+    return Allocation.current(tuple(hosts)) or found
+
+
+def _requeue(allocation: Allocation) -> int:
+    """Ask Slurm to run this job again, and wait to be ended: an exit would be the job's end. The exit code when that does not come."""
+    try:
+        Commands.of(Slurm()).requeue(allocation.shown_id)
+    except SlurmError as error:  # not to be requeued, or nobody answers: the controller submits it anew
+        _say(f"saved; not requeued ({error})")
+        return _NOT_REQUEUED
+    deadline = time.monotonic() + _REQUEUE_SECONDS
+    while time.monotonic() < deadline:
+        time.sleep(1)
+    return _NOT_REQUEUED
+
+
+def _incarnation(job: JobPaths, name: str, generation: int, start: int, early: list[int], allocation: Allocation | None) -> Result:
     """From claim to result. Raises Superseded, or StoreError or OSError when the result cannot be written."""
     process, started = ProcessIdentity.current(), time.time()
-    incarnation = claim(job, Identity(job_name=name, generation=generation, start=start, process=process, claimed_at=started))
+    incarnation = claim(job, Identity(
+        job_name=name, generation=generation, start=start, process=process, claimed_at=started,
+        restart=allocation.restart if allocation else 0, slurm_job_id=allocation.shown_id if allocation else None,
+    ))
     try:
-        result = _run(job, name, incarnation, early)
+        result = _run(job, name, incarnation, early, allocation)
     except Superseded:
         raise
     except (EvoError, OSError, ValidationError) as error:
@@ -279,17 +370,20 @@ def _incarnation(job: JobPaths, name: str, generation: int, start: int, early: l
         write_json_once(incarnation.result, result.model_dump())
     except StoreError as error:
         raise StoreError(f"{error} (the result was: {result.outcome}, {result.error})") from error
+    return result
 
 
-def _run(job: JobPaths, name: str, incarnation: IncarnationPaths, early: list[int]) -> Result:
+def _run(job: JobPaths, name: str, incarnation: IncarnationPaths, early: list[int], allocation: Allocation | None) -> Result:
     spec = load_spec(job)
     cluster = Cluster.model_validate(spec.cluster)
     exchange = make_exchange(cluster, name, incarnation, need_bytes=exchange_bytes(job, spec))
     try:
-        launcher = Launcher(job, spec, incarnation, exchange, cluster)
+        launcher = Launcher(job, spec, incarnation, exchange, cluster, allocation)
         signal.signal(signal.SIGTERM, lambda signum, frame: launcher.request_stop())
+        for signum in _WARNINGS:
+            signal.signal(signum, lambda signum, frame: launcher.request_stop("warning"))
         if early:  # told to stop before there was anything to stop
-            launcher.request_stop()
+            launcher.request_stop("controller" if signal.SIGTERM in early else "warning")
         return launcher.run()
     finally:
         shutil.rmtree(exchange.root, ignore_errors=True)

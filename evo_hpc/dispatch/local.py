@@ -13,49 +13,27 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal, TypeVar
-
-from pydantic import BaseModel, ValidationError
 
 from evo_hpc.config.cluster import Cluster
+from evo_hpc.dispatch.attempt import campaign_root, load, load_intent, load_record
+from evo_hpc.dispatch.intent import check_spec
+from evo_hpc.dispatch.status import JobStatus
 from evo_hpc.errors import UserError
 from evo_hpc.jobs.claims import current_claim
-from evo_hpc.jobs.spec import Intent, JobSpec, Record, Result, Start, spec_bytes
-from evo_hpc.paths import CampaignPaths, IncarnationPaths, JobPaths
-from evo_hpc.store.atomic import StoreError, read_json, write_bytes, write_json_once
+from evo_hpc.jobs.spec import Ending, Intent, Result, Start
+from evo_hpc.paths import JobPaths
+from evo_hpc.store.atomic import write_json_once
 from evo_hpc.store.lease import Lease
-from evo_hpc.store.manifest import sha256
 from evo_hpc.store.processes import find_by_argument
-
-M = TypeVar("M", bound=BaseModel)
-Phase = Literal["planned", "running", "dead", "finished", "recorded"]
-
-
-@dataclass(frozen=True)
-class JobStatus:
-    """What files and processes say of an attempt."""
-
-    job: JobPaths
-    phase: Phase
-    """planned: nothing started; dead: no process and no result; finished: a result, not yet committed."""
-    pid: int | None = None
-    incarnation: int | None = None
-    result: Result | None = None
-    record: Record | None = None
-    starts: int = 0
-    """Starts that count against the limit: not those that were stopped on request."""
-    intent: Intent | None = None
-    seen: tuple[object, object] = (None, None)
-    """Claim and incarnations that this was judged by."""
 
 
 def observe(job: JobPaths) -> JobStatus:
     """The status of one attempt. Raises StoreError on damaged records, UserError when another host must be asked."""
-    intent = _load(Intent, job.intent) if job.intent.exists() else None
-    if job.record.exists():
-        record = _load(Record, job.record)
+    intent, record = load_intent(job), load_record(job)
+    if record is not None:
         return JobStatus(job, "recorded", incarnation=record.incarnation, record=record, intent=intent)
     copied = intent is not None and intent.root != campaign_root(job)
     while True:
@@ -63,11 +41,6 @@ def observe(job: JobPaths) -> JobStatus:
         # A job that claimed or ended between the look at its claim and the one at the processes would seem dead.
         if status.phase != "dead" or (current_claim(job), job.incarnations()) == status.seen:
             return status
-
-
-def campaign_root(job: JobPaths) -> str:
-    """Absolute folder of the campaign that a job lies in, links resolved."""
-    return str(CampaignPaths.of_job(job).root.resolve())
 
 
 def _observe(job: JobPaths, intent: Intent | None, copied: bool) -> JobStatus:
@@ -96,23 +69,11 @@ def _observe(job: JobPaths, intent: Intent | None, copied: bool) -> JobStatus:
 
 
 def _results(job: JobPaths) -> dict[int, Result]:
-    return {i.number: _load(Result, i.result) for i in job.incarnations() if i.result.exists()}
+    return {i.number: load(Result, i.result) for i in job.incarnations() if i.result.exists()}
 
 
 def _counted_starts(job: JobPaths, results: dict[int, Result]) -> int:
     return len(job.starts()) - sum(result.outcome == "stopped" for result in results.values())
-
-
-def load_result(incarnation: IncarnationPaths) -> Result:
-    """The last word of an incarnation. Raises StoreError when there is none or it is damaged."""
-    return _load(Result, incarnation.result)
-
-
-def _load(model: type[M], path: Path) -> M:
-    try:
-        return model.model_validate(read_json(path))
-    except ValidationError as error:
-        raise StoreError(f"{path}: not a {model.__name__.lower()} ({error.errors()[0]['msg']})") from error
 
 
 @dataclass
@@ -124,28 +85,20 @@ class LocalExecutor:
     _starting: dict[Path, subprocess.Popen[bytes]] = field(default_factory=dict)
     _asked: set[tuple[Path, int]] = field(default_factory=set)
 
-    def submit(self, job: JobPaths, spec: JobSpec, work: str, lease: Lease) -> None:
-        """Commit the intent. Nothing runs before it is on disk; a second call changes nothing."""
-        lease.check()
-        if not job.intent.exists():
-            write_bytes(job.spec, spec_bytes(spec))
-            intent = Intent(
-                name=spec.name, spec_sha256=sha256(job.spec), owner=spec.owner, work=work, root=campaign_root(job),
-                generation=lease.generation, written_at=time.time(),
-            )
-            write_json_once(job.intent, intent.model_dump())
+    def start(self, statuses: Sequence[JobStatus], lease: Lease) -> str:
+        """Start attempts once more; in words, what they are now."""
+        return "process " + ", ".join(str(self._start(status.job, lease)) for status in statuses)
 
-    def start(self, job: JobPaths, lease: Lease) -> int:
-        """Start the attempt once more; returns the launcher's pid. The start is on disk before the process exists.
+    def _start(self, job: JobPaths, lease: Lease) -> int:
+        """Start an attempt once more; returns the launcher's pid. The start is on disk before the process exists.
 
         A start of this executor's that has not claimed yet is not doubled: between fork and exec nobody can see its name.
         """
         lease.check()
         if (earlier := self._starting.get(job.root)) is not None and earlier.poll() is None:
             return earlier.pid
-        intent = _load(Intent, job.intent)
-        if sha256(job.spec) != intent.spec_sha256:
-            raise UserError(f"{job.spec}: changed after the job was submitted; restore it, or remove {job.root} to plan it anew")
+        intent = load(Intent, job.intent)
+        check_spec(job, intent)
         starts = job.starts()
         number = starts[-1][0] + 1 if starts else 0
         write_json_once(job.start(number), Start(number=number, generation=lease.generation, written_at=time.time()).model_dump())
@@ -159,6 +112,14 @@ class LocalExecutor:
         self._children.append(child)
         self._starting[job.root] = child
         return child.pid
+
+    def end(self, status: JobStatus, ending: Ending | None, why: str) -> None:
+        """Kill an attempt that did not end by itself: nothing more is saved."""
+        if status.pid is not None:
+            try:
+                os.kill(status.pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
 
     def reap(self) -> None:
         """Collect ended children, so that they do not linger as zombies."""

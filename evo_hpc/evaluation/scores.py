@@ -8,13 +8,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+
 from evo_hpc.domains.base import SCORE
 from evo_hpc.errors import UserError
 from evo_hpc.lineage.identity import digest
 from evo_hpc.paths import COMPLETE, VersionPaths
 from evo_hpc.store.manifest import Torn, read_complete
 from evo_hpc.store.schemas import ROLLOUT
-from evo_hpc.store.tables import read_tables
+from evo_hpc.store.tables import read_tables, write_table
+
+_SUMMARISED = ("task_id", "sample", "error_class", "components", "truncated", "response_tokens")
+_ROWS_TOGETHER = 4096
+"""Rows that are laid out as one piece of a file: the int32 offsets of a piece hold 2^31 tokens."""
 
 
 class BadEvaluation(UserError):
@@ -53,6 +59,17 @@ def summarise(rows: Sequence[Mapping[str, Any]], task_ids: Sequence[str], k: int
         "scores_digest": digest(sorted((row["task_id"], row["sample"], row["error_class"], dict(row["components"])) for row in rows)),
         "component_means": _component_means(scored), "hardware": platform.machine(),
     }
+
+
+def summarise_table(table: pa.Table, task_ids: Sequence[str], k: int) -> dict[str, Any]:
+    """The same, of a table of rollouts."""
+    return summarise(table.select(_SUMMARISED).to_pylist(), task_ids, k)
+
+
+def write_rows(path: Path, table: pa.Table) -> None:
+    """Write the rows of an evaluation; the same rows give the same bytes, whatever pieces they were put together from."""
+    pieces = [table.slice(start, _ROWS_TOGETHER).combine_chunks() for start in range(0, max(len(table), 1), _ROWS_TOGETHER)]
+    write_table(path, pa.concat_tables(pieces), ROLLOUT)
 
 
 def _component_means(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:

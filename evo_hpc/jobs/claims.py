@@ -35,6 +35,8 @@ def claim(job: JobPaths, identity: Identity) -> IncarnationPaths:
     Claims are numbered and write-once, so two starts that race both see who was first. Raises Superseded when a start
     of the same or a higher rank holds it.
     """
+    if job.record.exists():  # a job that slurmctld replayed after a crash, or that somebody submitted by hand
+        raise Superseded(f"{job.root}: the controller has written its last word on this attempt; this start stops")
     while True:
         current = current_claim(job)
         number = 0 if current is None else current[0] + 1

@@ -18,6 +18,8 @@ from evo_hpc.store.atomic import write_json
 
 _SHOW_SECONDS = 0.2
 """Progress is written at most this often within a stage."""
+_LOOK_SECONDS = 0.5
+"""The stop file is looked for at most this often."""
 
 
 class Stopped(Failure):
@@ -35,10 +37,26 @@ class RoleContext:
     exchange: ExchangePaths
     started: float = field(default_factory=time.monotonic)
     """When the role's process got going, on the monotonic clock."""
-    stop_requested: bool = False
-    """Set by SIGTERM; long work looks at it between steps."""
+    rank: int = 0
+    """Of this process among those of its role."""
+    told_to_stop: bool = False
+    """Set by SIGTERM."""
+    _looked: float = float("-inf")
     _progress: dict[str, Any] = field(default_factory=dict)
     _shown: float = float("-inf")
+
+    @property
+    def stop_requested(self) -> bool:
+        """Whether the job was told to stop, by a signal or by a file; long work looks at it between steps."""
+        now = time.monotonic()
+        if not self.told_to_stop and now - self._looked > _LOOK_SECONDS:
+            self._looked = now
+            self.told_to_stop = self.incarnation.stop.exists()
+        return self.told_to_stop
+
+    @stop_requested.setter
+    def stop_requested(self, value: bool) -> None:
+        self.told_to_stop = value
 
     @property
     def campaign_paths(self) -> CampaignPaths:
@@ -75,6 +93,8 @@ class RoleContext:
 
     def progress(self, **values: Any) -> None:
         """Show how far the work is (stage, step, steps, ...); also what the stall watchdog looks at."""
+        if self.rank:  # the first rank speaks for all
+            return
         now = time.monotonic()
         same_stage = values.get("stage", self._progress.get("stage")) == self._progress.get("stage")
         self._progress.update(values)

@@ -64,8 +64,31 @@ class TrainOutputs(Config):
     effective: dict[str, JobPath]
 
 
+class Chunk(Config):
+    """A finished chunk of an evaluation that is under way: some of its tasks, each with all its rollouts, in one Parquet file."""
+
+    version: Annotated[str, Field(pattern=r"^v\d{4,}$")]
+    suite: Literal["probe", "dev", "sealed"]
+    identity: str
+    """Identity of the evaluation (evaluation/chunks.py)."""
+    first: int
+    """Position of its first task among those of the job."""
+    last: int
+    tasks: str
+    """Hash of its tasks' names, in order."""
+    rollouts: int
+    bytes: int
+    sha256: str
+
+
+class ChunksSoFar(Config):
+    """`parts.json` of an incarnation of an evaluation job: its chunks of what is not complete yet."""
+
+    chunks: list[Chunk]
+
+
 class EvaluationOutput(Config):
-    """One finished evaluation."""
+    """One finished evaluation, or a shard of one: its folder says which tasks it has."""
 
     version: Annotated[str, Field(pattern=r"^v\d{4,}$")]
     suite: Literal["probe", "dev", "sealed"]

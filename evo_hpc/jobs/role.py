@@ -7,10 +7,11 @@ import ctypes
 import faulthandler
 import importlib
 import os
+import resource
 import signal
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -32,6 +33,15 @@ def die_with_parent(parent: int) -> None:
         os._exit(1)
 
 
+def take_rank(environment: MutableMapping[str, str]) -> int:
+    """This process's rank, where srun started several; torch's RANK, WORLD_SIZE and LOCAL_RANK are set from Slurm's then."""
+    tasks = int(environment.get("SLURM_STEP_NUM_TASKS") or 1)
+    if tasks == 1 or environment.get("SLURM_PROCID") is None:
+        return 0
+    environment.update(RANK=environment["SLURM_PROCID"], WORLD_SIZE=str(tasks), LOCAL_RANK=environment.get("SLURM_LOCALID", "0"))
+    return int(environment["RANK"])
+
+
 def load_entry(entry: str) -> Callable[[RoleContext], dict[str, Any]]:
     """The function that `module:function` names; imported only now, so that only roles pay for torch."""
     module, _, function = entry.partition(":")
@@ -46,19 +56,24 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     for name in ("--incarnation", "--parent"):
         parser.add_argument(name, type=int, required=True)
     args = parser.parse_args(arguments)
-    die_with_parent(args.parent)
+    rank = take_rank(os.environ)
+    if args.parent:
+        die_with_parent(args.parent)
     faulthandler.enable()  # SIGABRT, sent by the stall watchdog, prints every thread's stack
+    faulthandler.register(signal.SIGQUIT)  # so does this, without an end: for ranks, of which the first to end would take the others with it
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))  # which is wanted, not all memory in a file
     job = JobPaths(Path(args.job))
     context = RoleContext(
         role=args.role, job=job, incarnation=job.incarnation(args.incarnation), spec=load_spec(job),
-        exchange=ExchangePaths(Path(args.exchange)),
+        exchange=ExchangePaths(Path(args.exchange)), rank=rank,
     )
 
     def stop(signum: int, frame: object) -> None:
         context.stop_requested = True
 
     signal.signal(signal.SIGTERM, stop)  # before the heavy imports, which take their time
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for signum in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM):
+        signal.signal(signum, signal.SIG_IGN)  # a warning meant for the launcher that reaches the whole job must not end this one
     outcome: dict[str, Any]
     try:
         outcome = {"outcome": "done", "outputs": load_entry(args.entry)(context)}
@@ -70,7 +85,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
             _log(traceback.format_exc())
         outcome = outcome_of(error, context.incarnation.log(args.role))
     try:
-        write_json(context.incarnation.role_outcome(args.role), outcome)
+        write_json(context.incarnation.role_outcome(args.role, rank), outcome)
     except StoreError as error:  # the launcher reads the end of the log when there is no outcome
         _log(f"{outcome['outcome']}: {outcome.get('error')}\n{error}")
         _end(1)

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import hashlib
+import json
+from functools import lru_cache
 from typing import Any, Literal
 
 from pydantic import Field
 
 from evo_hpc.config.base import Config
-from evo_hpc.config.yaml_io import dump_model, load_model
+from evo_hpc.config.yaml_io import dump_tree, load_model
 from evo_hpc.paths import JobPaths
 from evo_hpc.store.processes import ProcessIdentity
 
 JobKind = Literal["supervise", "train", "evaluate"]
+ExecutorName = Literal["local", "slurm"]
+Ending = Literal["preempted", "timeout", "oom", "node_fail", "user_cancelled", "code_error", "infrastructure"]
+"""How a start ended that left no final result; `code_error`: its process said so, or left with an exit code of its own."""
 
 
 class JobSpec(Config):
@@ -51,29 +56,67 @@ class Intent(Config):
     """Absolute folder of the campaign: a copied campaign brings attempts whose processes are not its own."""
     generation: int
     written_at: float
+    executor: ExecutorName = "local"
+    """Who runs it; an attempt stays where it was begun, whatever cluster.yaml says later."""
 
 
 class Start(Config):
-    """`start-N.json`, write-once, before the N-th process of an attempt is spawned."""
+    """`start-N.json`, write-once, before the N-th process of an attempt is spawned, or its N-th Slurm job submitted."""
 
     number: int
     generation: int
     written_at: float
+    slurm_name: str | None = None
+    """Unique name of the Slurm job; null where this machine runs it. With `written_at` it is how the job is found again:
+    Slurm can reuse an id."""
+    array_index: int | None = None
+    """Which task of that job's array it is; null where there is no array."""
+    after: Ending | None = None
+    """How the start before it ended; null for the first one, and after one that was stopped or not taken for lack of room."""
+    why: str = ""
+    """The same in words."""
+
+
+class Submission(Config):
+    """`submission-N.json`, write-once: what Slurm answered when the N-th start was submitted. Absent while that is not known."""
+
+    number: int
+    job_id: str | None = None
+    """Of the job, or of the array; null when it was refused."""
+    refused: str | None = None
+    """Slurm's words when it refused."""
+    busy: bool = False
+    """Whether that passes by itself: too many jobs of this user at present."""
+    written_at: float
+
+
+class Ended(Config):
+    """`ended-N.json`, write-once: the controller cancels the Slurm job of the N-th start. What Slurm then calls CANCELLED was nobody's hand."""
+
+    number: int
+    ending: Ending | None = None
+    """How that start counts; null where it was to stop, which is no failure."""
+    why: str
+    """In words."""
+    written_at: float
 
 
 class Identity(Config):
-    """Who an incarnation is; compared by (generation, start)."""
+    """Who an incarnation is; compared by (generation, start, restart)."""
 
     job_name: str
     generation: int
     start: int
+    restart: int = 0
+    """How often Slurm had requeued this start (SLURM_RESTART_COUNT): an old step may live on beside its requeued copy."""
+    slurm_job_id: str | None = None
     process: ProcessIdentity
     claimed_at: float
 
     @property
-    def rank(self) -> tuple[int, int]:
+    def rank(self) -> tuple[int, int, int]:
         """A claim supersedes those of lower rank."""
-        return (self.generation, self.start)
+        return (self.generation, self.start, self.restart)
 
 
 Outcome = Literal["done", "stopped", "failed"]
@@ -89,6 +132,8 @@ class Result(Config):
     """Whose failure: the user's (config, input; exit code 2, not retried) or the machine's (retried)."""
     error: str | None = None
     """What went wrong and what to do."""
+    stopped_by: Literal["controller", "warning"] | None = None
+    """Who stopped it: the controller, or Slurm's warning (a time limit, a preemption)."""
     outputs: dict[str, Any] = Field(default_factory=dict)
     """What the job made; paths are relative to the campaign."""
     seconds: float = 0.0
@@ -110,15 +155,23 @@ class Record(Config):
     """Of the controller that wrote this."""
     started_by: int
     """Generation that made the last start."""
+    ending: Ending | None = None
+    """How the last start ended, where it left no final result."""
     starts: int
+    written_at: float = 0.0
+    """Unix time."""
     seconds: float
     """Wall time of all starts in seconds; of a killed one up to its last heartbeat."""
 
 
-def job_name(campaign_root: str, campaign: str, owner: str, kind: str, attempt: int) -> str:
-    """A name that no other campaign's job has: the campaign's folder is hashed in."""
-    digest = hashlib.sha256(campaign_root.encode()).hexdigest()[:8]
-    return f"evo-{campaign}-{digest}-{owner}-{kind}-{attempt:03d}"
+def job_name(campaign_root: str, campaign: str, owner: str, folder: str) -> str:
+    """A name that no other campaign's job has: the campaign's folder is hashed in. `folder` is the attempt's: train-000."""
+    return f"evo-{campaign}-{root_digest(campaign_root)}-{owner}-{folder}"
+
+
+def root_digest(campaign_root: str) -> str:
+    """What tells the jobs of two campaigns of one name apart."""
+    return hashlib.sha256(campaign_root.encode()).hexdigest()[:8]
 
 
 def load_spec(job: JobPaths) -> JobSpec:
@@ -127,5 +180,10 @@ def load_spec(job: JobPaths) -> JobSpec:
 
 
 def spec_bytes(spec: JobSpec) -> bytes:
-    """What spec.yaml holds."""
-    return dump_model(spec)
+    """What spec.yaml holds: the fields one after the other, as dump_model would write them."""
+    return b"".join(_field_bytes(name, json.dumps(value)) for name, value in spec.model_dump(mode="json").items())
+
+
+@lru_cache(maxsize=64)  # all jobs of a campaign share config and cluster, and writing those as YAML takes longer than sbatch does
+def _field_bytes(name: str, value: str) -> bytes:
+    return dump_tree({name: json.loads(value)})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -81,7 +82,7 @@ class Comparison(Signed):
         return self.model_dump(mode="json")
 
 
-def read_comparison(path: Path, looks: list[Look]) -> Comparison:
+def read_comparison(path: Path, looks: Collection[Look]) -> Comparison:
     """A comparison, checked against the ledger. Raises BadComparison, or BadLedger when its look is not in the ledger."""
     try:
         found = Comparison.model_validate(read_json(path))

@@ -78,8 +78,8 @@ class Decision(Config):
     """`person`: overruled by hand; then `because` is the person's."""
     because: str
     """In words."""
-    outcome: Literal["completed", "stopped_early"] = "completed"
-    """How its training ended."""
+    outcome: Literal["completed", "stopped_early", "cancelled"] = "completed"
+    """How its training ended; `cancelled`: a person ended the version before it was decided."""
     gate: list[Reading] = Field(default_factory=list)
     """In the order of the looks."""
     prediction: PredictionCheck | None = None
@@ -95,6 +95,8 @@ class Decision(Config):
             raise ValueError(f"a version that is not kept ({self.decision}) cannot be promoted")
         if self.outcome == "stopped_early" and self.decision != "prune":
             raise ValueError(f"a run that was stopped early can only be pruned, not `{self.decision}`: its score was never read")
+        if self.outcome == "cancelled" and (self.decision, self.by) != ("prune", "person"):
+            raise ValueError("a version is cancelled by a person, and pruned: `by: person`, `decision: prune`")
         if bool(self.merge_with) != (self.decision == "merge"):
             raise ValueError("`merge` names the siblings in `merge_with`, and nothing else does")
         if self.by == "person" and not self.because.strip():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -63,18 +64,38 @@ def load_node(paths: VersionPaths) -> Node:
 
 def load_tree_nodes(campaign: CampaignPaths) -> tuple[dict[str, Node], list[str]]:
     """All versions that can be read, and one message for each problem (bad files, lost parents, cycles)."""
+    nodes, problems = load_nodes(campaign.versions())
+    problems += misnamed(campaign)
+    problems += tree_problems(campaign, nodes, broken={p.id for p in campaign.versions()} - nodes.keys())
+    return (nodes, problems) if problems else (with_inits(nodes), problems)
+
+
+def load_nodes(folders: Iterable[VersionPaths]) -> tuple[dict[str, Node], list[str]]:
+    """Those that can be read, by id, and one message for each that cannot."""
     nodes: dict[str, Node] = {}
     problems: list[str] = []
-    for paths in campaign.versions():
+    for paths in folders:
         try:
             nodes[paths.id] = load_node(paths)
         except UserError as error:
             problems.append(str(error))
-    for path in sorted(campaign.versions_folder.iterdir()) if campaign.versions_folder.is_dir() else []:
-        if path.is_dir() and not VERSION_ID.match(path.name) and (path / campaign.version("v0000").version_yaml.name).exists() \
-                and not path.name.startswith(TEMP_PREFIX) and QUARANTINE_SUFFIX not in path.name:
-            problems.append(f"{path}: not a version's name; rename it to v and four digits (and set its id), or move it out of {path.parent.name}/")
-    broken = {p.id for p in campaign.versions()} - nodes.keys()
+    return nodes, problems
+
+
+def misnamed(campaign: CampaignPaths) -> list[str]:
+    """One message for each folder that holds a version and is not named like one."""
+    folder = campaign.versions_folder
+    names = sorted(name for name in os.listdir(folder) if not VERSION_ID.match(name)) if folder.is_dir() else []
+    return [
+        f"{folder / name}: not a version's name; rename it to v and four digits (and set its id), or move it out of {folder.name}/"
+        for name in names
+        if not name.startswith(TEMP_PREFIX) and QUARANTINE_SUFFIX not in name and VersionPaths(folder / name).version_yaml.exists()
+    ]
+
+
+def tree_problems(campaign: CampaignPaths, nodes: Mapping[str, Node], broken: Collection[str] = ()) -> list[str]:
+    """What keeps versions from forming a tree; parents that are `broken` are told of elsewhere."""
+    problems: list[str] = []
     for node in nodes.values():
         for parent in node.version.parents:
             if parent == node.id:
@@ -88,27 +109,39 @@ def load_tree_nodes(campaign: CampaignPaths) -> tuple[dict[str, Node], list[str]
         if source in nodes and node.version.init != f"{source}@{nodes[source].recipe.steps}":
             problems.append(f"{node.paths.version_yaml}: init {node.version.init}: {source} keeps the policy of its last step only; "
                             f"write {source}@{nodes[source].recipe.steps}")
-    problems += _cycles(nodes)
-    if not problems:
-        nodes = {name: replace(node, init=_resolved_init(node, nodes)) for name, node in nodes.items()}
-    return nodes, problems
+    return problems + _cycles(nodes)
 
 
-def _resolved_init(node: Node, nodes: dict[str, Node]) -> str:
-    """`base` or `vNNNN@STEP` of a version that trains: a version without RL hands on where it starts itself."""
+def with_inits(nodes: Mapping[str, Node]) -> dict[str, Node]:
+    """The versions of a tree, each with where it starts."""
+    inits: dict[str, str] = {}
+    for name in nodes:
+        trail = [name]
+        while (init := inits.get(trail[-1]) or _own_init(nodes[trail[-1]], nodes)) is None:
+            trail.append(_hands_on(nodes[trail[-1]]))
+        inits.update(dict.fromkeys(trail, init))
+    return {name: node if node.init == inits[name] else replace(node, init=inits[name]) for name, node in nodes.items()}
+
+
+def _own_init(node: Node, nodes: Mapping[str, Node]) -> str | None:
+    """`base` or `vNNNN@STEP` of a version that trains; null where another one hands on where it starts itself."""
     if node.version.init is None:
-        return _resolved_init(nodes[node.version.parents[0]], nodes) if node.version.parents else "base"
+        return None if node.version.parents else "base"
     if node.version.init == "base":
         return "base"
-    source = nodes[node.version.init.split("@")[0]]
-    return node.version.init if source.recipe.steps else _resolved_init(source, nodes)
+    return node.version.init if nodes[_hands_on(node)].recipe.steps else None
+
+
+def _hands_on(node: Node) -> str:
+    """The version that one's init is, or is taken from."""
+    return _init_source(node) or node.version.parents[0]
 
 
 def _init_source(node: Node) -> str | None:
     return None if node.version.init in (None, "base") else node.version.init.split("@")[0]
 
 
-def _cycles(nodes: dict[str, Node]) -> list[str]:
+def _cycles(nodes: Mapping[str, Node]) -> list[str]:
     """One message a cycle over parents and inits."""
     problems: list[str] = []
     done: set[str] = set()
@@ -160,4 +193,7 @@ def node_changes(parent: Node, child: Node) -> list[Change]:
     return found
 
 
-__all__ = ["BadLineage", "ConfigError", "Node", "create_version", "load_node", "load_tree_nodes", "node_changes", "read_hooks"]
+__all__ = [
+    "BadLineage", "ConfigError", "Node", "create_version", "load_node", "load_nodes", "load_tree_nodes", "misnamed", "node_changes", "read_hooks",
+    "tree_problems", "with_inits",
+]

@@ -28,7 +28,9 @@ def describe(event: Event) -> Text | None:
         case "MakeHarness":
             return Text(f"harness {event['harness']} made")
         case "Start":
-            return Text(f"{event['job']} started (process {event['pid']})")
+            return Text(f"{event['job']} started ({event['said']})")
+        case "Publish":
+            return Text(f"{event['version']}: {event['parts']} parts of its evaluation put together", "green")
         case "Commit":
             return Text(f"{event['job']} done" + (f" in {event['seconds']:.0f} s" if event.get("seconds") else ""), "green")
         case "GiveUp":
@@ -36,8 +38,12 @@ def describe(event: Event) -> Text | None:
         case "Watch":
             found = [f"{f['id']} ({f['severity']})" for f in event["findings"] if f["severity"] != "info"]
             return Text(f"{event['version']} watched at step {event['step']}: {', '.join(found) or 'nothing alarming'}", "yellow" if found else "dim")
+        case "Kill":
+            return Text(f"{event['job']} killed: {event['why']}", "red")
         case "Stop":
-            return Text(f"{event['job']} told to stop by the futility rule", "red")
+            return Text(f"{event['job']} {event.get('why') or 'told to stop by the futility rule'}", "red")
+        case "Trouble":
+            return Text(event["error"], "yellow")
         case "EndEarly":
             return Text(f"{event['version']} stopped early at step {event['step']}: {', '.join(event['futile'])}", "red")
         case "Analyse":
@@ -47,6 +53,8 @@ def describe(event: Event) -> Text | None:
             style = {"keep": "bold green", "merge": "bold green", "prune": "bold yellow", "revert": "bold red"}[event["decision"]]
             checked = f" Prediction: {event['prediction']}." if event["prediction"] else ""
             return Text.assemble((f"{event['version']}: {event['decision']}", style), f". {event['because']}{checked}")
+        case "Cancel":
+            return Text(f"{event['version']}: {event['because']}", "bold yellow")
         case "Propose":
             return Text(f"round {event['round']}: " + (f"proposes {', '.join(event['versions'])}" if event["versions"] else "nothing left to propose"))
         case "Compare":
@@ -78,10 +86,13 @@ class LiveView:
         for event in events:
             if (text := describe(printable(event))) is not None:
                 self.console.print(Text.assemble((f"{self._elapsed()} ", "dim"), text), soft_wrap=True)
+        due = bool(plan.running) and time.time() - self._last_line > _LINE_SECONDS
+        if not self._live and not due:
+            return  # what each job says of itself is a file to be read
         jobs = [job_record(status) for status in plan.running]
         if self._live:
             self._live.update(Group(jobs_view(jobs), Text(f"{self._elapsed()} elapsed", "dim")))
-        elif jobs and time.time() - self._last_line > _LINE_SECONDS:
+        else:
             self._last_line = time.time()
             self.console.print(f"{self._elapsed()} " + "; ".join(_line(job) for job in jobs), soft_wrap=True)
 
@@ -92,7 +103,7 @@ class LiveView:
 
 def _line(job: dict[str, Any]) -> str:
     p = job.get("progress") or {}
-    words = [f"{job['owner']} {p.get('stage', 'starting')}"]
+    words = [f"{job['owner']} {p.get('stage') or job['said'] or 'starting'}"]
     if p.get("steps") is not None and p.get("step") is not None:
         words.append(f"{p['step']}/{p['steps']}")
     words += [f"{name} {p[name]:.3g}" for name in ("loss", "reward", "score") if p.get(name) is not None]

@@ -10,7 +10,8 @@ from typing import Any
 from evo_hpc.config.yaml_io import load_tree, plain
 from evo_hpc.controller.gate import METHOD, REPORTED_ALPHA, SCORE_DIFFERENCE, SUITE
 from evo_hpc.controller.state import CampaignState, VersionState, read_state
-from evo_hpc.dispatch.local import JobStatus, observe
+from evo_hpc.dispatch.attempt import load_record
+from evo_hpc.dispatch.status import JobStatus
 from evo_hpc.evaluation.scores import EvaluationRecord, scores_by_task
 from evo_hpc.harness.analysis import read_analysis
 from evo_hpc.lineage.comparison import Interval
@@ -42,7 +43,7 @@ def read_report_record(paths: CampaignPaths) -> CampaignReport:
         tasks={split: found.tasks for split, found in state.tasks.splits.items()} if state.tasks else {},
         epochs={record.epoch: record.epoch_components for record in evaluations}, software=_software(state, evaluations),
         sealed=_sealed(paths, state), other_seconds=sum(_seconds(attempts) for attempts in state.base_jobs.values())
-        + _seconds(observe(job) for job in paths.final.jobs()),
+        + sum(record.seconds for job in paths.final.jobs() if (record := load_record(job)) is not None),
         times=[
             *_job_times(state.all_jobs()), *(look.declared_at for look in looks),
         ],

@@ -10,18 +10,21 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from evo_hpc.controller.actions import Action, Commit, CreateVersion, EndEarly, GiveUp, MakeHarness, MakeTasks, Plan, Propose, Start, Stop, Submit
+from evo_hpc.controller.actions import Action, Commit, CreateVersion, EndEarly, GiveUp, Kill, MakeHarness, MakeTasks, Plan, Propose, Publish, Start, Stop, Submit
+from evo_hpc.controller.control import wish_of
+from evo_hpc.controller.ownership import job_lives
 from evo_hpc.controller.plan import make_plan
 from evo_hpc.controller.state import CampaignState, VersionState
-from evo_hpc.dispatch.local import JobStatus
+from evo_hpc.dispatch.status import LIVE, JobStatus
 from evo_hpc.evaluation.scores import EvaluationRecord
 from evo_hpc.lineage.looks import read_looks
 from evo_hpc.lineage.tree import node_changes
 from evo_hpc.report.words import visible
 from evo_hpc.store.atomic import StoreError, read_json
+from evo_hpc.paths import CampaignPaths
 from evo_hpc.store.lease import current_owner, owner_may_live
 
-PHASE_STYLE = {"running": "cyan", "done": "green", "failed": "red", "dead": "yellow", "planned": "dim", "finished": "green"}
+PHASE_STYLE = {"running": "cyan", "queued": "cyan", "unknown": "yellow", "done": "green", "failed": "red", "dead": "yellow", "planned": "dim", "finished": "green"}
 
 
 def progress_of(status: JobStatus) -> dict[str, Any]:
@@ -40,12 +43,14 @@ def job_record(status: JobStatus) -> dict[str, Any]:
     phase = status.record.state if status.record else status.phase
     record: dict[str, Any] = {
         "owner": status.job.owner.name, "job": status.job.root.name, "kind": status.job.kind, "state": phase, "pid": status.pid,
-        "incarnation": status.incarnation,
+        "incarnation": status.incarnation, "slurm_job": status.slurm_id, "said": status.said,
+        "said_seconds_ago": round(time.time() - status.said_at, 1) if status.said_at is not None else None,
+        "starts": status.starts, "endings": list(status.endings),
     }
     if status.record:
         record.update(seconds=status.record.seconds, error=status.record.error)
-    if status.phase == "running":
-        progress = progress_of(status)
+    if status.live:
+        progress = progress_of(status) if status.phase != "queued" else {}
         record["progress"] = {k: v for k, v in progress.items() if k not in ("role", "time")}
         record["seen_seconds_ago"] = round(time.time() - progress["time"], 1) if "time" in progress else None
     return record
@@ -65,9 +70,13 @@ def version_stage(version: VersionState) -> str:
     """How far a version is, in one word or two."""
     if version.decision is not None:
         stopped = version.decision.outcome == "stopped_early"
+        if version.cancelled:
+            return "cancelled"
         verb = {"keep": "kept", "merge": "kept", "prune": "pruned", "revert": "reverted"}[version.decision.decision]
         return f"{verb}{', stopped early' if stopped else ', promoted' if version.decision.promoted else ''}"
-    running = [s for attempts in version.jobs.values() for s in attempts if s.phase == "running"]
+    running = [s for attempts in version.jobs.values() for s in attempts if s.live]
+    if running and all(s.phase == "queued" for s in running):
+        return "queued"
     if running:
         return {"train": "training", "evaluate": "evaluating"}.get(running[0].job.kind, "running")
     if version.stopped_early is not None:
@@ -99,17 +108,23 @@ def version_record(state: CampaignState, version: VersionState) -> dict[str, Any
     }
 
 
+def controller_record(paths: CampaignPaths) -> dict[str, Any] | None:
+    """Who owns the campaign, and whether it lives; None when nobody ever did."""
+    owner = current_owner(paths)
+    return None if owner is None else {
+        "generation": owner.generation, "host": owner.process.host, "pid": owner.process.pid, "slurm_job": owner.slurm_job_id,
+        "running": owner_may_live(owner, time.time(), job_lives), "heartbeat_seconds_ago": round(time.time() - owner.heartbeat_at, 1),
+    }
+
+
 def status_record(state: CampaignState) -> dict[str, Any]:
     """The whole campaign."""
-    owner = current_owner(state.paths)
+    control, problem = wish_of(state)
     looks = read_looks(state.paths)
     return {
         "campaign": state.settings.campaign.name, "folder": str(state.paths.root), "domain": state.settings.campaign.domain.name,
-        "controller": None if owner is None else {
-            "generation": owner.generation, "host": owner.process.host, "pid": owner.process.pid,
-            "running": owner_may_live(owner, time.time()), "heartbeat_seconds_ago": round(time.time() - owner.heartbeat_at, 1),
-        },
-        "done": make_plan(state, 0).done, "base_policy": state.base_policy, "tasks": {split: s.tasks for split, s in state.tasks.splits.items()} if state.tasks else None,
+        "controller": controller_record(state.paths), "control": {"state": control.state, "cancel": control.cancel, "reason": control.reason, "problem": problem},
+        "done": make_plan(state, 0, None, control).done, "base_policy": state.base_policy, "tasks": {split: s.tasks for split, s in state.tasks.splits.items()} if state.tasks else None,
         "versions": [version_record(state, version) for version in state.versions.values()], "incumbent": state.incumbent_before(None),
         "harness": state.harness.id if state.harness else None, "rounds": len(state.rounds),
         "jobs": [job_record(s) for s in state.all_jobs()],
@@ -153,7 +168,8 @@ def status_view(record: dict[str, Any]) -> RenderableType:
     if controller is None:
         who = Text("No controller has run this campaign yet: start it with `evo-hpc run`.", "dim")
     elif controller["running"]:
-        who = Text(f"Controller: process {controller['pid']} on {controller['host']}, generation {controller['generation']}, "
+        slurm = f"Slurm job {controller['slurm_job']}, " if controller["slurm_job"] else ""
+        who = Text(f"Controller: {slurm}process {controller['pid']} on {controller['host']}, generation {controller['generation']}, "
                    f"seen {controller['heartbeat_seconds_ago']:.0f} s ago")
     elif record["done"]:
         who = Text("Finished: nothing is left to do.", "green")
@@ -167,12 +183,19 @@ def status_view(record: dict[str, Any]) -> RenderableType:
         scores = [percent(v["evaluations"][s]["avg_at_k"]) if v["evaluations"].get(s) else "-" for s in ("dev", "probe")]
         mark = " *" if v["id"] == record["incumbent"] else ""
         versions.add_row(v["id"] + mark, ", ".join(v["parents"]) or "-", ", ".join(v["factors"]) or "-", str(v["steps"]), v["stage"], *scores)
-    parts: list[RenderableType] = [head, who, Text(), versions]
+    wish = record["control"]
+    parts: list[RenderableType] = [head, who]
+    if wish["problem"]:
+        parts.append(Text(wish["problem"], "red"))
+    elif wish["state"] != "run" or wish["cancel"]:
+        asked = [*([wish["state"]] if wish["state"] != "run" else []), *([f"cancel {', '.join(wish['cancel'])}"] if wish["cancel"] else [])]
+        parts.append(Text(f"control.yaml: {', '.join(asked)}{': ' + wish['reason'] if wish['reason'] else ''}", "yellow"))
+    parts += [Text(), versions]
     if comparisons := [c for v in record["versions"] for c in v["comparisons"]]:
         parts += [Text(), *(Text.assemble((f"{c['version']}  ", "bold"), verdict(c)) for c in comparisons)]
         parts.append(Text(f"* {record['incumbent']} is the incumbent: what the next version must beat.", "dim"))
         parts.append(Text(f"Looks at dev: {record['looks']}, alpha spent {record['alpha_spent']:.4f} of {record['alpha']:.4f}", "dim"))
-    if running := [j for j in record["jobs"] if j["state"] == "running"]:
+    if running := [j for j in record["jobs"] if j["state"] in LIVE]:
         parts += [Text(), jobs_view(running)]
     return Group(*parts)
 
@@ -181,7 +204,8 @@ def plan_record(plan: Plan) -> dict[str, Any]:
     """What a controller would do now."""
     return {
         "done": plan.done, "actions": [{"action": type(action).__name__, **_told(action)} for action in plan.actions],
-        "running": [job_record(status) for status in plan.running], "blockers": [asdict(blocker) for blocker in plan.blockers],
+        "running": [job_record(status) for status in plan.running],
+        "waiting": [job_record(status) for status in plan.waiting], "blockers": [asdict(blocker) for blocker in plan.blockers],
     }
 
 
@@ -191,8 +215,10 @@ def _told(action: Action) -> dict[str, Any]:
         case Submit():
             return {"owner": action.owner, "kind": action.kind, "attempt": action.attempt}
         case Start():
-            return {"job": f"{action.job.owner.name}/{action.job.root.name}"}
-        case Commit() | GiveUp() | Stop() | EndEarly():
+            return {"job": ", ".join(f"{each.job.owner.name}/{each.job.root.name}" for each in action.statuses)}
+        case Publish():
+            return {"version": action.version, "parts": len(action.shards)}
+        case Commit() | GiveUp() | Stop() | Kill() | EndEarly():
             return {"job": f"{action.status.job.owner.name}/{action.status.job.root.name}"}
         case CreateVersion():
             return {"version": action.id, "parents": action.version.parents, "hypothesis": action.version.hypothesis}
@@ -242,7 +268,7 @@ def jobs_view(jobs: list[dict[str, Any]]) -> RenderableType:
         if p.get("tokens_per_second"):
             numbers.append(f"{p['tokens_per_second']:,} tok/s")
         left = f"{p['seconds_left']:.0f} s left" if p.get("seconds_left") is not None else ""
-        table.add_row(Text(f"{job['owner']} {job['kind']}", "cyan"), p.get("stage", "starting"), steps, "  ".join(numbers), left)
+        table.add_row(Text(f"{job['owner']} {job['kind']}", "cyan"), p.get("stage") or job["said"] or "starting", steps, "  ".join(numbers), left)
     return table
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +17,10 @@ from evo_hpc.store.processes import ProcessIdentity
 
 STALE_SECONDS = 300.0
 """Age of a heartbeat after which an owner on another host, about which nothing else is known, may be displaced by hand."""
+
+
+JUST_ENDED_SECONDS = 10.0
+"""Age that the heartbeat of an owner must have, too, whose Slurm job is over: its last process may be ending yet."""
 
 
 class LeaseHeld(UserError):
@@ -34,11 +39,32 @@ class Owner(BaseModel):
     generation: int
     process: ProcessIdentity
     slurm_job_id: str | None = None
+    """The Slurm job that it runs in; null outside one."""
+    slurm_job_name: str | None = None
+    """Its name: Slurm can reuse an id."""
+    slurm_restart: int = 0
+    """How often that job had been requeued."""
     acquired_at: float
     """Unix time in seconds."""
     released: bool = False
     heartbeat_at: float = 0.0
     """Unix time in seconds of the last sign of life."""
+
+
+Ask = Callable[[Owner], bool | None]
+"""Whether the Slurm job of an owner lives; None when nobody can tell."""
+
+
+def slurm_id(environment: Mapping[str, str]) -> str | None:
+    """How Slurm's commands name the job that a process runs in; None outside one."""
+    array, index = environment.get("SLURM_ARRAY_JOB_ID"), environment.get("SLURM_ARRAY_TASK_ID")
+    return f"{array}_{index}" if array and index else environment.get("SLURM_JOB_ID")
+
+
+def _requeued(previous: Owner, owner: Owner) -> bool:
+    """Whether the previous owner was an earlier run of this very Slurm job, which Slurm ended before it put it into the queue again."""
+    same = previous.slurm_job_id is not None and (previous.slurm_job_id, previous.slurm_job_name) == (owner.slurm_job_id, owner.slurm_job_name)
+    return same and owner.slurm_restart > previous.slurm_restart
 
 
 @dataclass
@@ -126,16 +152,22 @@ def current_owner(paths: CampaignPaths) -> Owner | None:
     return owner
 
 
-def owner_may_live(owner: Owner, now: float) -> bool:
-    """Whether the owner may still act: judged by its process here, by its heartbeat elsewhere."""
+def owner_may_live(owner: Owner, now: float, ask: Ask | None = None) -> bool:
+    """Whether the owner may still act: judged by its process here, elsewhere by its Slurm job, and by its heartbeat where
+    nobody can be asked."""
     if owner.released:
         return False
     if owner.process.here():
         return owner.process.alive()
+    if owner.slurm_job_id is not None and ask is not None and (answer := ask(owner)) is not None:
+        return answer or now - owner.heartbeat_at < JUST_ENDED_SECONDS
     return now - owner.heartbeat_at < STALE_SECONDS
 
 
-def _how_to_stop(process: ProcessIdentity) -> str:
+def _how_to_stop(owner: Owner) -> str:
+    process = owner.process
+    if owner.slurm_job_id is not None:
+        return f"with `scancel {owner.slurm_job_id}`"
     if process.here():
         return f"with `kill {process.pid}`"
     if process.host == ProcessIdentity.current().host:  # a kill by name could hit a stranger on this machine
@@ -143,31 +175,33 @@ def _how_to_stop(process: ProcessIdentity) -> str:
     return f"with `ssh {process.host} kill {process.pid}`"
 
 
-def acquire(paths: CampaignPaths, *, take_over: bool = False) -> Lease:
-    """Own the campaign.
+def acquire(paths: CampaignPaths, *, take_over: bool = False, ask: Ask | None = None) -> Lease:
+    """Own the campaign. `ask` says whether an owner's Slurm job lives; None of it: nobody can tell.
 
-    Raises LeaseHeld while another controller lives (naming it), or when its host cannot be asked and `take_over` was
+    Raises LeaseHeld while another controller lives (naming it), or when nobody can tell and `take_over` was
     not said. Two that try at once: one wins the next generation, the other is told.
     """
     previous = current_owner(paths)
-    if previous is not None and not previous.released:
-        where = f"process {previous.process.pid} on {previous.process.host} (generation {previous.generation})"
-        if owner_may_live(previous, time.time()):
-            raise LeaseHeld(f"{paths.root}: a controller runs this campaign already: {where}. Watch it with `evo-hpc status`, "
-                            f"or stop it {_how_to_stop(previous.process)}.")
-        if not previous.process.here() and not take_over:
-            raise LeaseHeld(f"{paths.root}: owned by {where}, silent for {time.time() - previous.heartbeat_at:.0f} s; this host "
-                            "cannot tell whether it is dead. If you know that it is, run again with --take-over.")
-    generation = 1 + (previous.generation if previous else 0)
     now = time.time()
     owner = Owner(
-        generation=generation, process=ProcessIdentity.current(), slurm_job_id=os.environ.get("SLURM_JOB_ID"),
-        acquired_at=now, heartbeat_at=now,
+        generation=1 + (previous.generation if previous else 0), process=ProcessIdentity.current(), slurm_job_id=slurm_id(os.environ),
+        slurm_job_name=os.environ.get("SLURM_JOB_NAME"), slurm_restart=int(os.environ.get("SLURM_RESTART_COUNT") or 0), acquired_at=now,
+        heartbeat_at=now,
     )
+    if previous is not None and not previous.released and not _requeued(previous, owner):
+        job = f"Slurm job {previous.slurm_job_id}, " if previous.slurm_job_id else ""
+        where = f"{job}process {previous.process.pid} on {previous.process.host} (generation {previous.generation})"
+        answer = ask(previous) if ask is not None and previous.slurm_job_id is not None and not previous.process.here() else None
+        if owner_may_live(previous, now, (lambda _: answer)):
+            raise LeaseHeld(f"{paths.root}: a controller runs this campaign already: {where}. Watch it with `evo-hpc status`, "
+                            f"or stop it {_how_to_stop(previous)}.")
+        if not previous.process.here() and answer is None and not take_over:
+            raise LeaseHeld(f"{paths.root}: owned by {where}, silent for {time.time() - previous.heartbeat_at:.0f} s; this host "
+                            "cannot tell whether it is dead. If you know that it is, run again with --take-over.")
     try:
-        write_once(paths.generation(generation), dump_json(owner.model_dump()))
+        write_once(paths.generation(owner.generation), dump_json(owner.model_dump()))
     except AlreadyWritten:
-        raise LeaseHeld(f"{paths.root}: another controller took generation {generation} at this very moment") from None
+        raise LeaseHeld(f"{paths.root}: another controller took generation {owner.generation} at this very moment") from None
     lease = Lease(paths, owner)
     lease.beat()
     return lease

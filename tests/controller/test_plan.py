@@ -20,7 +20,7 @@ from evo_hpc.controller.actions import (
 from evo_hpc.controller.plan import make_plan
 from evo_hpc.controller.settings import Settings
 from evo_hpc.controller.state import CampaignState, VersionState
-from evo_hpc.dispatch.local import JobStatus, Phase
+from evo_hpc.dispatch.status import JobStatus, Phase
 from evo_hpc.evaluation.scores import EvaluationRecord
 from evo_hpc.controller.tasks import SplitManifest, TasksManifest
 from evo_hpc.controller.watching import Running
@@ -77,7 +77,7 @@ TASKS = TasksManifest(domain={}, splits={s: SplitManifest(tasks=1, task_set=s) f
 
 def state(paths: CampaignPaths, *versions: VersionState, tasks: bool = True, base: str | None = "base/policy", base_jobs: dict | None = None) -> CampaignState:
     return CampaignState(
-        paths, SETTINGS, TASKS if tasks else None, base, base_jobs or {}, {v.id: v for v in versions}, FOUND, HARNESS, (),
+        paths, SETTINGS, TASKS if tasks else None, base, base_jobs or {}, {v.id: v for v in versions}, FOUND, HARNESS, (), now=1e9,
     )
 
 

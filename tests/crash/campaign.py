@@ -77,7 +77,7 @@ def make_campaign(folder: Path, **cluster: Any) -> CampaignPaths:
 
 def evo(*arguments: str) -> subprocess.CompletedProcess[str]:
     """One `evo-hpc` command, to its end."""
-    return subprocess.run([sys.executable, "-m", "evo_hpc.cli", *arguments], capture_output=True, text=True, timeout=60)
+    return subprocess.run([sys.executable, "-m", "evo_hpc.cli", *arguments], capture_output=True, text=True, timeout=180)
 
 
 def controller(paths: CampaignPaths, *driver: str, **environment: str) -> subprocess.Popen[str]:
@@ -120,7 +120,7 @@ def check_sound(paths: CampaignPaths, looks: int = 1) -> None:
                 assert (job.root / f"inc-{record['incarnation']}" / "result.json").exists()
                 assert record["incarnation"] == job.claims()[-1][0], "the incarnation that counts is the one that holds the claim"
         done = [j for j in owner.jobs() if read_json(j.record)["state"] == "done"]
-        kinds = [j.kind for j in done]
+        kinds = [(j.kind, j.shard) for j in done]
         assert len(kinds) == len(set(kinds)), f"{owner.root}: work done twice: {kinds}"
     for v in paths.versions():
         for suite in ("dev", "probe"):

@@ -10,26 +10,27 @@ import os
 import shutil
 import signal
 import time
+from dataclasses import replace
 from typing import Any
 
 from evo_hpc.domains.base import Task, read_tasks, task_set_hash
+from evo_hpc.evaluation.chunks import score_in_chunks
 from evo_hpc.evaluation.epoch import epoch_components, epoch_of
-from evo_hpc.evaluation.job import EvaluateParams, EvaluationSpec, _carry_over, tasks_of
-from evo_hpc.evaluation.scores import summarise
-from evo_hpc.evaluation.sealed import SEALED, hidden_ids, without_words
+from evo_hpc.evaluation.job import EvaluateParams, EvaluationSpec, outputs_of, shown_names, tasks_of, work_of
+from evo_hpc.evaluation.sealed import without_words
 from evo_hpc.jobs.context import RoleContext
 from evo_hpc.lineage.identity import policy_identity
-from evo_hpc.paths import EVALUATION_PART
 from evo_hpc.seeds import derive_seed
 from evo_hpc.store.atomic import write_bytes
 from evo_hpc.store.manifest import complete
 from evo_hpc.store.schemas import ROLLOUT
-from evo_hpc.store.tables import table_of, write_table
+from evo_hpc.store.tables import table_of
 from evo_hpc.training.recorder import Recorder
 
 STEP_SECONDS = float(os.environ.get("FAKE_STEP_SECONDS", "0.01"))
 EVALUATE_SECONDS = float(os.environ.get("FAKE_EVALUATE_SECONDS", "0"))
 BASE_QUALITY = 30
+CHUNK_ROLLOUTS = 16
 
 
 def quality(recipe: dict[str, Any]) -> int:
@@ -154,43 +155,42 @@ def rollout(context: RoleContext) -> dict[str, Any]:
 def evaluate(context: RoleContext) -> dict[str, Any]:
     """Scores drawn at the chance that the policy's folder names; the same luck for every version, as with the real one's seeds."""
     params = EvaluateParams.model_validate(context.spec.params)
-    context.progress(stage="evaluating", step=0, steps=1)
     write_bytes(context.incarnation.effective(context.role), b"threads: 1\n")
-    todo = [spec for spec in params.evaluations if not _carry_over(context, spec)]
-    tasks = tasks_of(context, params) if todo else {}
-    for spec in todo:
-        _evaluate(context, spec, tasks[spec.suite])
-    return {"evaluations": [
-        {"version": s.version, "suite": s.suite, "folder": context.relative(context.incarnation.evaluation(s.version, s.suite))}
-        for s in params.evaluations
-    ]}
+    tasks, finished, k = tasks_of(context, params), 0, context.campaign.evaluation.samples_per_task
+    context.progress(stage="evaluating", step=0, steps=sum(len(params.part(tasks[spec.suite])) * k for spec in params.evaluations))
+    for spec in params.evaluations:
+        context.raise_if_stopped()
+        _evaluate(context, params, spec, tasks[spec.suite], finished)
+        finished += len(params.part(tasks[spec.suite])) * k
+        context.progress(step=finished)
+    return outputs_of(context, params)
 
 
-def _evaluate(context: RoleContext, spec: EvaluationSpec, tasks: list[Task]) -> None:
-    quality_file = context.resolve(spec.policy) / "quality"
-    k, chance = context.campaign.evaluation.samples_per_task, int(quality_file.read_text()) if quality_file.exists() else BASE_QUALITY
-    time.sleep(EVALUATE_SECONDS)
+def _evaluate(context: RoleContext, params: EvaluateParams, spec: EvaluationSpec, tasks: list[Task], finished: int) -> None:
+    """In chunks far smaller than the real ones, so that a few tasks are several."""
+    policy = context.resolve(spec.policy)
+    chance = int((policy / "quality").read_text()) if (policy / "quality").exists() else BASE_QUALITY
     components = epoch_components(
         suite=spec.suite, task_set=task_set_hash(tasks), evaluation=context.campaign.evaluation, campaign_seed=context.campaign.seed,
         verifier={}, template="", tokenizer="", stop_token_ids=(), engine={"engine": "none"}, score="correct",
     )
-    rows = [
-        row(context, spec.version, spec.suite, task, s, float(derive_seed("luck", task.task_id, s) % 100 < chance),
-            evaluator_epoch=epoch_of(components))
-        for task in tasks for s in range(k)
-    ]
-    hidden = hidden_ids(tasks) if spec.suite == SEALED else {}
-    if hidden:
-        rows = [without_words(r, hidden) for r in rows]
-    folder = context.incarnation.evaluation(spec.version, spec.suite)
-    shutil.rmtree(folder, ignore_errors=True)
-    context.check_claim()
-    write_table(folder / EVALUATION_PART, rows, ROLLOUT)
-    complete(folder, {
+    epoch, (_, hidden), part = epoch_of(components), shown_names(spec.suite, tasks), params.part(tasks)
+    work = replace(work_of(context, params, spec, tasks, policy_identity(policy), epoch), chunk_rollouts=CHUNK_ROLLOUTS)
+
+    def sample(chunk: range, before: int) -> list[dict[str, Any]]:
+        time.sleep(EVALUATE_SECONDS / len(work.chunks()))
+        context.raise_if_stopped()
+        context.progress(step=finished + before)
+        rows = [
+            row(context, spec.version, spec.suite, task, s, float(derive_seed("luck", task.task_id, s) % 100 < chance), evaluator_epoch=epoch)
+            for task in (part[i] for i in chunk) for s in range(work.k)
+        ]
+        return [without_words(r, hidden) for r in rows] if hidden else rows
+
+    score_in_chunks(context, work, {
         "version": spec.version, "suite": spec.suite, "policy": spec.policy, "policy_step": spec.policy_step, "device": "cpu",
-        "policy_identity": policy_identity(context.resolve(spec.policy)),
-        "epoch": epoch_of(components), "epoch_components": components, **summarise(rows, [hidden.get(t.task_id, t.task_id) for t in tasks], k),
-    })
+        "policy_identity": policy_identity(policy), "epoch": epoch, "epoch_components": components,
+    }, sample)
 
 
 def _until_stopped(context: RoleContext) -> None:
@@ -229,7 +229,8 @@ def broken(context: RoleContext) -> dict[str, Any]:
             _until_stopped(context)
         case "deaf":
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
-            _until_stopped(context)
+            context.progress(stage="deaf", step=0)
+            time.sleep(60)
         case "error in cleaning up":
             try:
                 raise ValueError("what really happened")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,9 @@ import evo_hpc.evaluation.job as evaluation_job
 from evo_hpc.domains.base import Task, get_domain, task_set_hash, tasks_to_jsonl
 from evo_hpc.evaluation.scores import read_evaluation_folder, scores_in_folder
 from evo_hpc.evaluation.sealed import SealedRefused, hidden_ids
+from evo_hpc.evaluation.shards import merge_shards
 from evo_hpc.jobs.claims import claim
-from evo_hpc.jobs.context import RoleContext
+from evo_hpc.jobs.context import RoleContext, Stopped
 from evo_hpc.jobs.spec import Identity, JobSpec
 from evo_hpc.lineage.identity import policy_identity
 from evo_hpc.lineage.reads import Candidate, Read
@@ -77,18 +79,18 @@ def declared(paths: CampaignPaths) -> Read:
     return declare_read(paths.workspace, draft("c", task_set=SET, baseline=a, candidate=b))
 
 
-def context_of(paths: CampaignPaths, read: Read | None, policies: tuple[int, int] = (0, 1)) -> RoleContext:
-    job = paths.final.job("evaluate", 0)
+def context_of(paths: CampaignPaths, read: Read | None, policies: tuple[int, int] = (0, 1), attempt: int = 0, **params: int) -> RoleContext:
+    job = paths.final.job("evaluate", attempt)
     job.root.mkdir(parents=True, exist_ok=True)
     spec = JobSpec(
-        name="job", kind="evaluate", campaign="c", owner="final", attempt=0, cluster={},
+        name="job", kind="evaluate", campaign="c", owner="final", attempt=attempt, cluster={},
         config={"name": "c", "domain": {"name": "arithmetic"}, "base_model": {"supervised": {}},
                 "evaluation": {"samples_per_task": K, "max_response_tokens": 32}},
         params={
             "evaluations": [
                 {"version": f"v000{n}", "policy": f"policy-{policy}", "policy_step": n, "suite": "sealed"} for n, policy in enumerate(policies)
             ],
-            "sealed": {"task_set": SET, "number": read.number, "digest": read.digest} if read else None,
+            "sealed": {"task_set": SET, "number": read.number, "digest": read.digest} if read else None, **params,
         },
     )
     incarnation = claim(job, Identity(job_name="job", generation=1, start=len(job.claims()), process=ProcessIdentity.current(), claimed_at=0.0))
@@ -122,11 +124,43 @@ def test_both_candidates_are_scored_and_no_word_of_a_task_is_kept(
             assert row["prompt_tokens"] > 3 and row["response_tokens"] == 11, "lengths stay"
     assert len(engine) == 1 and len(engine[0].requests) == 2 * len(TASKS) * K, "one engine for both"
     assert not any("secret" in name for name in engine[0].requests)
-    printed = "".join(capfd.readouterr())
+    check_wordless(paths, "".join(capfd.readouterr()))
+
+
+def check_wordless(paths: CampaignPaths, printed: str) -> None:
+    """No task is named or shown in what was printed, nor in any file, or in the text of any table."""
     for path in paths.final.root.rglob("*"):
         printed += path.read_bytes().decode(errors="ignore") if path.is_file() else ""
+        printed += str(read_table(path, ROLLOUT).to_pylist()) if path.suffix == ".parquet" else ""
     for task in TASKS:
         assert task.task_id not in printed and task.messages[0]["content"] not in printed
+
+
+def test_chunks_and_shards_are_as_wordless(
+    paths: CampaignPaths, engine: list[Answerer], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A chunk that a stopped job leaves behind holds no word, and each shard hides its tasks under the names that all shards use."""
+    read, work_of = declared(paths), evaluation_job.work_of
+    monkeypatch.setattr(evaluation_job, "work_of", lambda *args: replace(work_of(*args), chunk_rollouts=K))
+    stopped = context_of(paths, read, shards=2, shard=0)
+    finished_one = evaluation_job._Evaluator._finished_one
+
+    def stopping(self: Any, spec: Any, finished: int) -> None:
+        stopped.stop_requested = finished > K
+        finished_one(self, spec, finished)
+
+    with monkeypatch.context() as patch, pytest.raises(Stopped):
+        patch.setattr(evaluation_job._Evaluator, "_finished_one", stopping)
+        evaluation_job.run(stopped)
+    chunks = list(stopped.incarnation.rollouts.rglob("*.parquet"))
+    assert len(chunks) == 1
+    check_wordless(paths, "".join(capfd.readouterr()))
+    outputs = [evaluation_job.run(context_of(paths, read, shards=2, shard=n, attempt=n)) for n in range(2)]
+    assert len(engine[1].requests) == 3 * K, "of the four tasks of its two policies one was taken over"
+    for number in range(2):
+        merged = merge_shards([paths.root / made["evaluations"][number]["folder"] for made in outputs], paths.root / "scratch")
+        assert merged.meta["task_ids"] == [hidden_ids(TASKS)[task.task_id] for task in TASKS] and merged.meta["avg_at_k"] == pytest.approx(1 / 3)
+    check_wordless(paths, "".join(capfd.readouterr()))
 
 
 def test_hidden_names_depend_on_all_tasks_and_not_on_their_order() -> None:

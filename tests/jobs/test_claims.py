@@ -56,7 +56,7 @@ def test_a_newer_generation_outranks_more_starts(job: JobPaths) -> None:
     claim(job, identity(1, 5))
     assert claim(job, identity(2, 0)).number == 1
     current = current_claim(job)
-    assert current is not None and current[1].rank == (2, 0)
+    assert current is not None and current[1].rank == (2, 0, 0)
 
 
 def test_racing_processes_agree_on_one_owner(job: JobPaths) -> None:
@@ -72,3 +72,10 @@ def test_racing_processes_agree_on_one_owner(job: JobPaths) -> None:
     current = current_claim(job)
     assert current is not None and current[1].start == 4 and codes[4] == 0
     assert [n for n, _ in job.claims()] == list(range(codes.count(0)))
+
+
+def test_nothing_starts_anew_once_the_controller_has_written_its_last_word(job: JobPaths) -> None:
+    job.record.write_text("{}")
+    with pytest.raises(Superseded, match="last word"):
+        claim(job, identity(9, 9))
+    assert not job.claims()

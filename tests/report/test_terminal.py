@@ -35,7 +35,9 @@ def test_the_surface() -> None:
     assert surface == {
         "demo": ["--json", "--workspace"], "run": ["--dry-run", "--json", "--take-over", "--until", "campaign"], "status": ["--json", "campaign"],
         "lineage": ["--json", "campaign"], "analyze": ["--json", "campaign", "version"], "finalize": ["--again", "--json", "campaign"],
-        "report": ["--json", "--out", "campaign"],
+        "report": ["--json", "--out", "campaign"], "doctor": ["--cluster", "--json", "campaign"], "cost": ["--json", "campaign"],
+        "launch": ["--dry-run", "--json", "--take-over", "--until", "campaign"], "stop": ["--json", "--now", "--reason", "campaign"],
+        "pause": ["--json", "--reason", "campaign"], "resume": ["--json", "campaign"],
         "show": ["--json", "campaign", "version"], "diff": ["--json", "after", "before", "campaign"], "validate": ["--json", "campaign"],
     }
 

@@ -1,0 +1,86 @@
+"""The campaign's accounts while it runs: what recorded attempts cost is written down, and what is used up is known at each tick."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from evo_hpc.config.slurm import Slurm
+from evo_hpc.controller.budget import Overrun, check
+from evo_hpc.controller.cost import asked_since, write_cost
+from evo_hpc.controller.spending import CostBook
+from evo_hpc.controller.state import CampaignState, VersionState
+from evo_hpc.dispatch.slurm.commands import Commands, NoAccounting, SlurmError
+from evo_hpc.dispatch.slurm.records import SlurmJob
+from evo_hpc.dispatch.status import JobStatus
+from evo_hpc.paths import JobPaths
+from evo_hpc.store.lease import Lease
+
+_ASK_SECONDS = 30.0
+"""Accounting is asked about recorded attempts no oftener: it lags by seconds, and nothing waits for the answer."""
+
+
+@dataclass
+class Books:
+    """One controller's."""
+
+    _book: CostBook = field(default_factory=CostBook)
+    _written: set[Path] = field(default_factory=set)
+    _settled: dict[str, VersionState] = field(default_factory=dict)
+    """Versions none of whose attempts was due, as they were then."""
+    _asked_at: float = float("-inf")
+
+    def keep(self, state: CampaignState, lease: Lease) -> list[Overrun]:
+        """Write down the costs that are settled; every cap of the budget that is reached."""
+        due = self._due(state)
+        here, there = [s for s in due if not _on_slurm(s)], [s for s in due if _on_slurm(s)]
+        self._write([s.job for s in here], lease, None, state.now)
+        if there and state.now - self._asked_at >= _ASK_SECONDS:
+            self._asked_at = state.now
+            jobs = [s.job for s in there]
+            try:
+                self._write(jobs, lease, _accounted(state.settings.cluster.slurm, jobs), state.now)
+            except SlurmError:
+                pass  # asked again later
+        budget = state.settings.campaign.budget
+        if not any(cap is not None for name, cap in budget.model_dump().items() if name != "grace"):
+            return []
+        owners = {"base": state.base_jobs, **{version.id: version.jobs for version in state.versions.values()}}
+        spent = self._book.spent({owner: [s.job for each in jobs.values() for s in each] for owner, jobs in owners.items()})
+        return check(budget, spent)
+
+    def _due(self, state: CampaignState) -> list[JobStatus]:
+        """Recorded attempts whose cost is not written down yet. Versions of which nothing changed since none was due are passed over."""
+        unsettled = {name: version.jobs for name, version in state.versions.items() if self._settled.get(name) is not version}
+        found: list[JobStatus] = []
+        for owner, jobs in {"base": state.base_jobs, **unsettled}.items():
+            due = [s for attempts in jobs.values() for s in attempts if s.record is not None and s.job.root not in self._written]
+            if not due and owner in state.versions:
+                self._settled[owner] = state.versions[owner]
+            found += due
+        return found
+
+    def _write(self, jobs: list[JobPaths], lease: Lease, accounted: list[SlurmJob] | None, now: float) -> None:
+        self._written |= {job.root for job in jobs if write_cost(job, lease, accounted, now)}
+
+
+def accounted_now(state: CampaignState) -> list[SlurmJob]:
+    """What accounting says of the attempts whose cost is not written down yet; nothing where there is none, or no answer."""
+    jobs = [s.job for s in state.all_jobs() if _on_slurm(s) and not s.job.cost.exists()]
+    try:
+        return (_accounted(state.settings.cluster.slurm, jobs) or []) if jobs else []
+    except SlurmError:
+        return []
+
+
+def _on_slurm(status: JobStatus) -> bool:
+    return status.intent is not None and status.intent.executor == "slurm"
+
+
+def _accounted(slurm: Slurm, jobs: list[JobPaths]) -> list[SlurmJob] | None:
+    """What accounting says of these attempts; null where there is none. Raises SlurmError when it does not answer."""
+    since = asked_since(jobs)
+    try:
+        return [] if since is None else list(Commands.of(slurm).accounting(since))
+    except NoAccounting:
+        return None

@@ -1,0 +1,300 @@
+"""The controller as a Slurm job of its own: its launch, the hand-over before its time limit, and successors nobody needs."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from evo_hpc.config.base import Config
+from evo_hpc.config.slurm import Slurm
+from evo_hpc.controller.blockers import blocked
+from evo_hpc.controller.names import check_names
+from evo_hpc.controller.plan import FIRST, make_plan
+from evo_hpc.controller.settings import Settings
+from evo_hpc.controller.state import CampaignState, read_state
+from evo_hpc.dispatch.slurm.commands import Commands
+from evo_hpc.dispatch.slurm.environment import environment_for_jobs
+from evo_hpc.dispatch.slurm.errors import SlurmBusy, SlurmRefused, SlurmUnavailable
+from evo_hpc.dispatch.slurm.records import SlurmJob
+from evo_hpc.dispatch.slurm.script import Task, controller_script, job_script
+from evo_hpc.dispatch.slurm.states import life
+from evo_hpc.dispatch.slurm.submit import submit
+from evo_hpc.errors import Failure, UserError
+from evo_hpc.jobs.spec import JobKind, job_name, root_digest
+from evo_hpc.paths import CampaignPaths, JobPaths
+from evo_hpc.store.atomic import AlreadyWritten, write_json_once
+from evo_hpc.store.lease import Owner, current_owner, owner_may_live
+
+CLOCK_SKEW_SECONDS = 60.0
+"""How far the clock of Slurm's host may be behind this one's."""
+_LOOK_SECONDS = 2.0
+"""Between two looks into the queue, or two tries."""
+
+Clock = Callable[[], float]
+Sleep = Callable[[float], None]
+
+
+class ControllerLives(UserError):
+    """A controller of the campaign runs, waits in the queue, or may."""
+
+
+class NothingToLaunch(UserError):
+    """The campaign is done."""
+
+
+class LaunchUncertain(Failure):
+    """sbatch did not answer, and no job has shown up."""
+
+
+class NotHandedOver(Failure):
+    """Neither a requeue nor a successor: the controller ends with its job."""
+
+
+class LaunchRecord(Config):
+    """`launch-N.json`, write-once, before the N-th controller is submitted."""
+
+    number: int
+    slurm_name: str
+    """Name of its Slurm job, the same each time."""
+    written_at: float
+
+
+@dataclass(frozen=True)
+class Launched:
+    """A controller in the queue."""
+
+    record: LaunchRecord
+    job_id: str
+    script: Path
+    log: Path
+    note: str = ""
+    """What is to be said about how it got there."""
+
+
+@dataclass(frozen=True)
+class Script:
+    """A batch script that would be submitted."""
+
+    name: str
+    """Of the Slurm job."""
+    path: Path
+    """Where it would be written."""
+    text: str
+
+
+@dataclass(frozen=True)
+class HandOver:
+    """How the controller goes on."""
+
+    how: Literal["requeued", "successor"]
+    """`requeued`: Slurm will end this job and start it again: wait for that, an exit would be its end. `successor`: another job
+    starts when this one ends: give the lease back, then end. (Slurm lets it start when this one is COMPLETING, its processes
+    perhaps still there: that there is one controller is the lease's doing.)"""
+    job_id: str
+
+
+def controller_name(paths: CampaignPaths, campaign: str) -> str:
+    """Name of the campaign's controllers in Slurm, which no other campaign's has."""
+    return f"evo-{campaign}-{root_digest(str(paths.root.resolve()))}-controller"
+
+
+def launch(
+    paths: CampaignPaths, *, take_over: bool = False, until: str | None = None, commands: Commands | None = None, now: Clock = time.time,
+    sleep: Sleep = time.sleep,
+) -> Launched:
+    """Submit the controller of a campaign as a job that `slurm: controller:` of cluster.yaml describes.
+
+    It works with `executor: local`, too: jobs then run beside the controller, in its allocation, as on one machine.
+
+    Raises UserError for a campaign that `evo-hpc run` would refuse, NothingToLaunch for one that is done, ControllerLives; what
+    sbatch says (SlurmRefused, SlurmBusy, SlurmMissing); SlurmUnavailable when the queue could not be asked, before anything was
+    submitted; LaunchUncertain when sbatch did not answer and no job shows up within `settle_seconds`.
+    """
+    state = _checked(paths, until)
+    campaign, slurm = state.settings.campaign, state.settings.cluster.slurm
+    commands = commands or Commands.of(slurm)
+    name = controller_name(paths, campaign.name)
+    text = _controller_text(paths, state.settings, take_over, until)
+    _refuse_a_second(paths, commands.queue(), name, take_over, now())
+    record = _next_launch(paths, name, now)
+    try:
+        job_id, note = submit(environment_for_jobs(slurm), text, paths.controller_script, seconds=slurm.command_seconds), ""
+    except SlurmUnavailable as error:
+        found = _look(commands, record, slurm.settle_seconds, now, sleep)
+        if found is None:
+            raise LaunchUncertain(
+                f"{paths.root}: sbatch did not answer ({error}), and within {slurm.settle_seconds:.0f} s no job named {name} has shown up. "
+                f"See later with `squeue --name={name}`, and launch again if there is none: should both come, the first cancels the other."
+            ) from error
+        job_id, note = found.job_id, f"sbatch did not answer ({error}), but the job is in the queue"
+    return Launched(record, job_id, paths.controller_script, paths.controller_log, note)
+
+
+def dry_run(paths: CampaignPaths, *, take_over: bool = False, until: str | None = None) -> list[Script]:
+    """Every script that a launch leads to, written nowhere: the controller's, and where jobs go to Slurm one of each kind, for the
+    first job of that kind. Asks Slurm nothing that the state of the campaign does not need. Raises UserError as `launch` does."""
+    settings = _checked(paths, until).settings
+    name = controller_name(paths, settings.campaign.name)
+    found = [Script(name, paths.controller_script, _controller_text(paths, settings, take_over, until))]
+    if settings.cluster.executor == "slurm":
+        first = paths.version(FIRST)
+        shards = settings.cluster.slurm.shards
+        evaluations = [first.job("evaluate", 0, shard) for shard in range(shards)] if shards > 1 else [first.job("evaluate", 0)]
+        examples: dict[JobKind, list[JobPaths]] = {
+            "supervise": [paths.base.job("supervise", 0)], "train": [first.job("train", 0)], "evaluate": evaluations,
+        }
+        found += [_example(paths, settings, kind, jobs) for kind, jobs in examples.items()]
+    return found
+
+
+def hand_over(
+    paths: CampaignPaths, slurm: Slurm, commands: Commands, *, name: str, own_id: str, seconds: float, now: Clock = time.time,
+    sleep: Sleep = time.sleep,
+) -> HandOver:
+    """Let the controller go on after its own job's end: this job again, or where Slurm does not allow that a successor, which the
+    same name makes wait. Called at the warning, with what is left of the warning time in `seconds`.
+
+    Both can come of it, when a requeue was done that nobody confirmed: `cancel_successors` sees to that. Raises NotHandedOver.
+    """
+    deadline, told = now() + seconds, []
+    while True:
+        try:
+            commands.requeue(own_id)
+            return HandOver("requeued", own_id)
+        except SlurmUnavailable as error:
+            told.append(f"requeue: {error}")
+            if now() + _LOOK_SECONDS >= deadline - seconds / 2:  # the other half is for a successor
+                break
+            sleep(_LOOK_SECONDS)
+        except SlurmRefused as error:
+            told.append(f"requeue: {error}")
+            break
+    record = _next_launch(paths, name, now)
+    while True:
+        try:
+            text = paths.controller_script.read_text(encoding="utf-8")
+            return HandOver("successor", submit(environment_for_jobs(slurm), text, paths.controller_script, seconds=slurm.command_seconds))
+        except SlurmUnavailable as error:
+            told.append(f"successor: {error}")
+            if (found := _in_queue(commands, record, own_id)) is not None:
+                return HandOver("successor", found.job_id)
+        except SlurmBusy as error:
+            told.append(f"successor: {error}")
+        except (SlurmRefused, OSError) as error:
+            told.append(f"successor: {error}")
+            break
+        if now() + _LOOK_SECONDS >= deadline:
+            break
+        sleep(_LOOK_SECONDS)
+    words = "; ".join(dict.fromkeys(told))
+    raise NotHandedOver(f"{paths.root}: the controller ends with its job {own_id} ({words}). The jobs go on; run "
+                        f"`evo-hpc launch {shlex.quote(str(paths.root))}` to have a controller again.")
+
+
+def cancel_successors(commands: Commands, *, name: str, own_id: str) -> list[str]:
+    """Cancel the jobs of the controller's name that wait for this one, its own left out; their ids. What a started controller does:
+    it was requeued although a successor had been submitted, or launched twice."""
+    waiting = [job.id for job in commands.queue() if job.name == name and job.id != own_id and life(job.state) == "queued"]
+    if waiting:
+        commands.cancel(waiting)
+    return waiting
+
+
+def _checked(paths: CampaignPaths, until: str | None) -> CampaignState:
+    """The state of a campaign that a controller would go on with."""
+    state = read_state(paths, hashes=True)
+    check_names(state)
+    plan = make_plan(state, 0, until)
+    if plan.done:
+        what = f"nothing is left to do{f' until {until}' if until else ''}"
+        raise NothingToLaunch(f"{paths.root}: {what}; see `evo-hpc status {shlex.quote(str(paths.root))}`")
+    if plan.blockers and not plan.running and not plan.waiting and not plan.actions:
+        raise blocked(plan.blockers)
+    return state
+
+
+def _controller_text(paths: CampaignPaths, settings: Settings, take_over: bool, until: str | None) -> str:
+    return controller_script(
+        settings.cluster.slurm.of("controller"), name=controller_name(paths, settings.campaign.name), log=paths.controller_log,
+        python=[sys.executable], campaign=paths.root,
+        arguments=[*(["--take-over"] if take_over else []), *(["--until", until] if until else [])],
+    )
+
+
+def _example(paths: CampaignPaths, settings: Settings, kind: JobKind, jobs: list[JobPaths]) -> Script:
+    root, campaign = str(paths.root.resolve()), settings.campaign.name
+    tasks = [
+        Task(index if len(jobs) > 1 else None, job.root.absolute(), job_name(root, campaign, job.owner.name, job.root.name), start=0)
+        for index, job in enumerate(jobs)
+    ]
+    name = f"{tasks[0].job_name}-s0"
+    text = job_script(
+        settings.cluster.slurm.of(kind), name=name, log=jobs[0].slurm_log, python=[settings.cluster.python or sys.executable], tasks=tasks,
+        generation=1,
+    )
+    return Script(name, jobs[0].script(0), text)
+
+
+def _refuse_a_second(paths: CampaignPaths, queue: Iterable[SlurmJob], name: str, take_over: bool, now: float) -> None:
+    """Raise ControllerLives when one is in the queue, or owns the campaign and may live."""
+    live = [job for job in queue if life(job.state) != "terminal"]
+    root, log = shlex.quote(str(paths.root)), shlex.quote(str(paths.controller_log))
+    for job in live:
+        if job.name == name:
+            waits = life(job.state) == "queued"
+            reason = f", {job.reason}" if waits and job.reason not in ("", "None") else ""
+            watch, stop = (f"squeue --job={job.id}", f"scancel {job.id}") if waits else (f"tail -f {log}", f"evo-hpc stop {root}")
+            raise ControllerLives(f"{paths.root}: its controller is Slurm job {job.id} already ({job.state}{reason}). Watch it with `{watch}`, "
+                                  f"or stop it with `{stop}`.")
+    owner = current_owner(paths)
+    if owner is None or owner.released:
+        return
+    job_words = f"Slurm job {owner.slurm_job_id}, " if owner.slurm_job_id else ""
+    where = f"{job_words}process {owner.process.pid} on {owner.process.host} (generation {owner.generation})"
+    age = now - owner.heartbeat_at
+
+    def ask(owner: Owner) -> bool:
+        return any((job.id, job.name) == (owner.slurm_job_id, owner.slurm_job_name) for job in live)
+
+    if owner_may_live(owner, now, ask):
+        raise ControllerLives(f"{paths.root}: a controller runs this campaign: {where}, last heard of {age:.0f} s ago. Watch it with "
+                              f"`evo-hpc status {root}`, or stop it with `evo-hpc stop {root}`; if it has just died, launch again in a moment.")
+    if not owner.process.here() and owner.slurm_job_id is None and not take_over:
+        raise ControllerLives(f"{paths.root}: owned by {where}, silent for {age:.0f} s; this host cannot tell whether it is dead. If you know "
+                              "that it is, launch again with --take-over.")
+
+
+def _next_launch(paths: CampaignPaths, name: str, now: Clock) -> LaunchRecord:
+    """The next record, on disk. Of two launches at once each has its own: singleton lets one of their jobs run."""
+    while True:
+        number = 1 + max((number for number, _ in paths.launches()), default=-1)
+        record = LaunchRecord(number=number, slurm_name=name, written_at=now())
+        try:
+            write_json_once(paths.launch(number), record.model_dump())
+        except AlreadyWritten:
+            continue
+        return record
+
+
+def _look(commands: Commands, record: LaunchRecord, seconds: float, now: Clock, sleep: Sleep) -> SlurmJob | None:
+    """The job of a launch, looked for until it shows up or time is up."""
+    deadline = now() + seconds
+    while (found := _in_queue(commands, record)) is None and now() < deadline:
+        sleep(_LOOK_SECONDS)
+    return found
+
+
+def _in_queue(commands: Commands, record: LaunchRecord, own_id: str | None = None) -> SlurmJob | None:
+    """The newest job that can be the one of a launch; None when there is none, or Slurm does not answer."""
+    try:
+        jobs = commands.queue()
+    except SlurmUnavailable:
+        return None
+    since = record.written_at - CLOCK_SKEW_SECONDS
+    found = [job for job in jobs if job.name == record.slurm_name and job.id != own_id and job.submitted >= since]
+    return max(found, key=lambda job: job.submitted, default=None)

@@ -1,0 +1,153 @@
+"""Who runs attempts, as cluster.yaml says, and who can tell how they are; the rest of the controller sees only this."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from evo_hpc.config.cluster import Cluster
+from evo_hpc.dispatch import local
+from evo_hpc.dispatch.attempt import Attempt, campaign_root, load_intent, load_record, read_attempt
+from evo_hpc.dispatch.slurm.commands import Commands
+from evo_hpc.dispatch.slurm.executor import SlurmExecutor
+from evo_hpc.dispatch.slurm.judge import FRESH_BEAT_SECONDS, judge
+from evo_hpc.dispatch.slurm.queue import Queue
+from evo_hpc.dispatch.status import JobStatus
+from evo_hpc.jobs.spec import Ending, root_digest
+from evo_hpc.paths import JobPaths
+from evo_hpc.store.lease import Lease
+
+_MORE_SECONDS = 15.0
+"""Beyond the time to save, for the job to end and be seen to have."""
+Observe = Callable[[JobPaths], JobStatus]
+
+
+class Executor(Protocol):
+    """Starts and stops attempts."""
+
+    cluster: Cluster
+
+    def start(self, statuses: Sequence[JobStatus], lease: Lease) -> str:
+        """Start attempts once more, on disk before anything runs; in words, what they are now."""
+
+    def stop(self, status: JobStatus) -> bool:
+        """Ask an attempt to save and end; whether it had not been asked before."""
+
+    def end(self, status: JobStatus, ending: Ending | None, why: str) -> None:
+        """Kill one that did not; `ending` is how that counts, null where it was to stop anyway."""
+
+    def reap(self) -> None:
+        """Collect what has ended."""
+
+
+@dataclass
+class Dispatch:
+    """One controller's executor and its view of all attempts; `status` and its like only look."""
+
+    cluster: Cluster
+    now: Callable[[], float] = time.time
+    _local: local.LocalExecutor | None = None
+    _slurm: SlurmExecutor | None = None
+    _queue: Queue | None = None
+    _asked: dict[tuple[Path, str | int | None], float] = field(default_factory=dict)
+    """When attempts were told to stop."""
+    _attempts: dict[Path, tuple[Attempt, list[str]]] = field(default_factory=dict)
+    """Live ones that Slurm was asked about, as they were last read, and where they will leave their results."""
+
+    def use(self, cluster: Cluster) -> None:
+        """Go on with a profile that may have been edited."""
+        if cluster.slurm != self.cluster.slurm:
+            self._queue, self._slurm = None, None
+        self.cluster = cluster
+        for each in (self._local, self._slurm):
+            if each is not None:
+                each.cluster = cluster
+
+    @property
+    def executor(self) -> Executor:
+        """Of new starts."""
+        return self.of(self.cluster.executor)
+
+    def of(self, name: str) -> Executor:
+        """The executor of that name."""
+        if name == "slurm":
+            if self._slurm is None:
+                self._slurm = SlurmExecutor(self.cluster, self._ask().commands, forget=self._ask().invalidate)
+            return self._slurm
+        if self._local is None:
+            self._local = local.LocalExecutor(self.cluster)
+        return self._local
+
+    def executor_of(self, status: JobStatus) -> Executor:
+        """Of an attempt that there is: it stays where it was begun."""
+        return self.of(status.intent.executor if status.intent is not None else self.cluster.executor)
+
+    def stop(self, status: JobStatus) -> str:
+        """Ask an attempt to save and end, and end it when its time for that is over; in words, what was done just now, if anything."""
+        executor = self.executor_of(status)
+        key = (status.job.root, status.slurm_id or status.pid)
+        if executor.stop(status):
+            self._asked[key] = self.now()
+            return "told to save and end"
+        asked = self._asked.get(key)
+        if asked is not None and self.now() > asked + self.cluster.grace_seconds + _MORE_SECONDS:
+            self._asked[key] = self.now()
+            why = f"told to stop, it did not end within {self.cluster.grace_seconds + _MORE_SECONDS:.0f} s: killed"
+            executor.end(status, None, why)
+            return why
+        return ""
+
+    def observe(self, job: JobPaths) -> JobStatus:
+        """How far an attempt is. Raises StoreError on damaged records, UserError when another host must be asked."""
+        intent = load_intent(job)
+        if intent is None or intent.executor == "local":
+            return local.observe(job)
+        if (record := load_record(job)) is not None:
+            return JobStatus(job, "recorded", incarnation=record.incarnation, record=record, intent=intent)
+        attempt = read_attempt(job)
+        found = None
+        if attempt.starts and (name := attempt.starts[-1].slurm_name) is not None:
+            if f"-{root_digest(campaign_root(job))}-" not in name:  # a copied campaign: what runs under that name is the original's
+                return JobStatus(job, "dead", intent=intent, said="was copied from another campaign")
+            found = self._ask().look(name, attempt.starts[-1].array_index, attempt.starts[-1].written_at)
+        now = self.now()
+        status = judge(attempt, found, self.cluster.slurm, now)
+        if status.phase == "dead" and (again := read_attempt(job)) != attempt:
+            # It claimed or ended between the look at its files and the one at the queue.
+            status = judge(again, found, self.cluster.slurm, now)
+        self._attempts.pop(job.root, None)
+        if status.live and found is not None:
+            results = [str(job.incarnation(number).result) for number, _ in attempt.claims if number not in attempt.results]
+            self._attempts[job.root] = attempt, results
+        return status
+
+    def observe_again(self, status: JobStatus) -> JobStatus:
+        """How far an attempt is by now whose own files (not those of its incarnations) have not changed since `status` was made.
+
+        While the queue shows its job alive and no result has come, all that was read of it holds. Its heartbeat is read again once the
+        one that is known is too old to show life, and its progress when its job has ended.
+        """
+        attempt = self._attempts.get(status.job.root)
+        if attempt is not None and status.live and not any(map(os.path.exists, attempt[1])):
+            last = attempt[0].starts[-1]
+            found = self._ask().look(last.slurm_name or "", last.array_index, last.written_at)
+            if found.asked_at is not None and found.error is None:
+                again = judge(attempt[0], found, self.cluster.slurm, self.now())
+                if again.phase in ("queued", "running") and again.silent < FRESH_BEAT_SECONDS:
+                    return again
+        return self.observe(status.job)
+
+    def reap(self) -> None:
+        """Collect what has ended."""
+        for each in (self._local, self._slurm):
+            if each is not None:
+                each.reap()
+
+    def _ask(self) -> Queue:
+        if self._queue is None:
+            self._queue = Queue(Commands.of(self.cluster.slurm), self.cluster.slurm.poll_seconds)
+        return self._queue

@@ -1,0 +1,1 @@
+"""Slurm: what it is asked, what it answers, and what that means for a job."""

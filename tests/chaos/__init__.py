@@ -1,0 +1,1 @@
+"""A whole campaign against anything that Slurm may do to it."""
