@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,6 +18,8 @@ from evo_hpc.dispatch.status import JobStatus
 from evo_hpc.paths import JobPaths
 from evo_hpc.store.lease import Lease
 
+_LAST_PAUSES = (2.0, 3.0, 5.0)
+"""Seconds that accounting is given at the end."""
 _ASK_SECONDS = 30.0
 """Accounting is asked about recorded attempts no oftener: it lags by seconds, and nothing waits for the answer."""
 
@@ -49,6 +53,10 @@ class Books:
         spent = self._book.spent({owner: [s.job for each in jobs.values() for s in each] for owner, jobs in owners.items()})
         return check(budget, spent)
 
+    def close(self, state: CampaignState, lease: Lease) -> None:
+        """The last look at the accounts before the controller ends: accounting lags by seconds, so it is given some."""
+        settle([s.job for s in self._due(state)], state.settings.cluster.slurm, lease)
+
     def _due(self, state: CampaignState) -> list[JobStatus]:
         """Recorded attempts whose cost is not written down yet. Versions of which nothing changed since none was due are passed over."""
         unsettled = {name: version.jobs for name, version in state.versions.items() if self._settled.get(name) is not version}
@@ -62,6 +70,20 @@ class Books:
 
     def _write(self, jobs: list[JobPaths], lease: Lease, accounted: list[SlurmJob] | None, now: float) -> None:
         self._written |= {job.root for job in jobs if write_cost(job, lease, accounted, now)}
+
+
+def settle(jobs: Iterable[JobPaths], slurm: Slurm, lease: Lease) -> None:
+    """Write down what recorded attempts cost, as far as accounting tells in a few seconds; what is not written down is estimated."""
+    left = list(jobs)
+    for patience in (0.0, *_LAST_PAUSES):
+        time.sleep(patience)
+        try:
+            accounted = _accounted(slurm, left)
+        except SlurmError:
+            return
+        left = [job for job in left if not write_cost(job, lease, accounted, time.time())]
+        if not left:
+            return
 
 
 def accounted_now(state: CampaignState) -> list[SlurmJob]:

@@ -14,7 +14,7 @@ from evo_hpc.dispatch.status import JobStatus
 from evo_hpc.errors import UserError
 from evo_hpc.evaluation.shards import publish_evaluation
 from evo_hpc.jobs.outputs import EvaluateOutputs, Part, SuperviseOutputs, TrainOutputs, parse_outputs
-from evo_hpc.jobs.spec import Blame, JobSpec, Record, load_spec
+from evo_hpc.jobs.spec import Blame, Ending, JobSpec, Record, load_spec
 from evo_hpc.paths import COMPLETE, CampaignPaths, JobPaths
 from evo_hpc.store.atomic import AlreadyWritten, StoreError, read_json, write_bytes, write_json_once
 from evo_hpc.store.lease import Lease
@@ -68,7 +68,7 @@ def write_record(
     starts = status.job.starts()
     record = Record(
         state=state, incarnation=status.incarnation if state == "done" else None, blame=blame, error=error, generation=lease.generation,
-        ending=status.endings[-1] if status.ended and state == "failed" else None,
+        ending=_ending(status) if state == "failed" else None,
         started_by=read_json(starts[-1][1])["generation"] if starts else lease.generation,
         starts=len(starts), seconds=_seconds(status.job), written_at=time.time(),
     )
@@ -77,6 +77,13 @@ def write_record(
         write_json_once(status.job.record, record.model_dump())
     except AlreadyWritten:
         pass  # an earlier try of this very commit got that far
+
+
+def _ending(status: JobStatus) -> Ending | None:
+    """How the last start of a failed attempt ended: by its own word, else by Slurm's."""
+    if status.result is not None and status.result.ending is not None:
+        return status.result.ending
+    return status.endings[-1] if status.ended else None
 
 
 def _seconds(job: JobPaths) -> float:

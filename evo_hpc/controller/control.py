@@ -67,6 +67,8 @@ def wish_of(state: CampaignState) -> tuple[Control, str | None]:
     One that cannot be read (half saved, a typing error, a version that is not there) is a pause: something other than
     `run` was wished, nobody knows what, and running jobs are not to be lost over it. Nothing is cancelled by it.
     """
+    if not state.paths.control_yaml.exists():
+        return Control(), None
     try:
         return read_control(state.paths, {version.id: version.node.version.parents for version in state.versions.values()}), None
     except ConfigError as error:

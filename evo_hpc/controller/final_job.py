@@ -18,6 +18,7 @@ from evo_hpc.controller.plan import Planner
 from evo_hpc.controller.state import CampaignState
 from evo_hpc.dispatch.attempt import load_result
 from evo_hpc.dispatch.executor import Dispatch
+from evo_hpc.dispatch.slurm.commands import SlurmError
 from evo_hpc.dispatch.status import JobStatus
 from evo_hpc.errors import UserError
 from evo_hpc.evaluation.epoch import differing
@@ -144,7 +145,10 @@ class FinalJob:
 
     def _stop(self, plan: Plan) -> None:
         for status in plan.running:
-            self.dispatch.stop(status)
+            try:
+                self.dispatch.stop(status)
+            except SlurmError:  # it goes on; what is said below is true of it, too
+                pass
         deadline = time.time() + self.state.settings.cluster.grace_seconds + 10
         jobs: list[JobPaths] = [status.job for status in plan.running]
         while jobs and time.time() < deadline:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+from evo_hpc.controller.books import settle
 from evo_hpc.controller.claim import FinalResult, describe, final_claim, final_result
 from evo_hpc.controller.final_job import FinalJob
 from evo_hpc.controller.gate import METHOD, SCORE_DIFFERENCE, draws_for
@@ -65,6 +66,7 @@ def finalize(
         read = found.read if found is not None else _declare(state, task_set, now, again, ownership.lease)
         _check_unchanged(state, read)
         evaluations = FinalJob(state, read, ownership, watch).run()
+        settle([job for job in paths.final.jobs() if job.record.exists()], state.settings.cluster.slurm, ownership.lease)
         entries = _ledger(paths, task_set)
         result = entries[read.number - 1].result or _conclude(paths, read, entries, evaluations, ownership.lease)
     notes = [] if found is None else [f"Read {read.number}, declared earlier, was finished now."]

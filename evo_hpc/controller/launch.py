@@ -25,7 +25,7 @@ from evo_hpc.dispatch.slurm.script import Task, controller_script, job_script
 from evo_hpc.dispatch.slurm.states import life
 from evo_hpc.dispatch.slurm.submit import submit
 from evo_hpc.errors import Failure, UserError
-from evo_hpc.jobs.spec import JobKind, job_name, root_digest
+from evo_hpc.jobs.spec import JobKind, job_name, name_prefix
 from evo_hpc.paths import CampaignPaths, JobPaths
 from evo_hpc.store.atomic import AlreadyWritten, write_json_once
 from evo_hpc.store.lease import Owner, current_owner, owner_may_live
@@ -100,7 +100,7 @@ class HandOver:
 
 def controller_name(paths: CampaignPaths, campaign: str) -> str:
     """Name of the campaign's controllers in Slurm, which no other campaign's has."""
-    return f"evo-{campaign}-{root_digest(str(paths.root.resolve()))}-controller"
+    return f"{name_prefix(str(paths.root.resolve()), campaign)}controller"
 
 
 def launch(

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from evo_hpc.config.control import Control
@@ -25,12 +26,18 @@ from evo_hpc.controller.state import CampaignState, read_state
 from evo_hpc.dispatch.executor import Dispatch
 from evo_hpc.dispatch.slurm.commands import Commands, SlurmBusy, SlurmError, SlurmUnavailable
 from evo_hpc.dispatch.status import JobStatus
+from evo_hpc.errors import UserError
 from evo_hpc.paths import CampaignPaths
-from evo_hpc.store.lease import slurm_id
+from evo_hpc.store.lease import LeaseHeld, slurm_id
 
 POLL_SECONDS = 0.25
 _SLURM_POLL_SECONDS = 2.0
 """The longest wait between two looks at the folders of jobs that run elsewhere; Slurm is asked more seldom, as the profile says."""
+_LOOK_AGAIN_SECONDS = 2.0
+_PREDECESSOR_SECONDS = 90.0
+"""How long a controller that Slurm has started waits for its predecessor to be gone."""
+_MEND_SECONDS = 600.0
+"""How long a running controller waits for a person to finish an edit that cannot be read."""
 _TO_BE_ENDED_SECONDS = 180.0
 """How long a controller that Slurm is to run again waits to be ended."""
 
@@ -60,7 +67,9 @@ class Controller:
     until: str | None = None
     """Stop when this version is decided (or evaluated, for the root); later ones are left alone."""
     _told: str | None = field(default=None, init=False)
-    """What was last said to be wrong with control.yaml."""
+    """What was last said to be wrong."""
+    _seen: CampaignState | None = field(default=None, init=False)
+    """The last state that could be read."""
 
     def run(self) -> CampaignState:
         """Bring the campaign as far as it goes. Raises UserError or Failure when something stands in the way, Interrupted on a signal."""
@@ -70,7 +79,7 @@ class Controller:
             check_machine(state.settings.cluster, self.paths.root)
         own = slurm_id(os.environ)
         dispatch = Dispatch(state.settings.cluster)
-        with owned(self.paths, take_over=self.take_over) as ownership:
+        with self._own(waits=own is not None) as ownership:
             if own is not None:
                 _cancel_successors(self.paths, state, own)
             found = self._loop(ownership, dispatch)
@@ -78,10 +87,40 @@ class Controller:
             self._hand_over(found, own)  # once the campaign is let go: who comes next must find it free
         return found
 
+    @contextmanager
+    def _own(self, waits: bool) -> Iterator[Ownership]:
+        """Own the campaign. One that Slurm started waits for an owner that is just ending: Slurm starts a successor while that
+        is still completing. Raises LeaseHeld."""
+        deadline = time.monotonic() + (_PREDECESSOR_SECONDS if waits else 0.0)
+        while True:
+            try:
+                with owned(self.paths, take_over=self.take_over) as ownership:
+                    yield ownership
+                return
+            except LeaseHeld:
+                if time.monotonic() >= deadline:
+                    raise
+                time.sleep(_LOOK_AGAIN_SECONDS)
+
+    def _look(self, dispatch: Dispatch, cache: StateCache, ownership: Ownership) -> CampaignState:
+        """The state. What a person is just editing is waited for, half saved as it may be: jobs go on meanwhile. Raises
+        UserError, or StoreError, when it is not mended in time, and on the first look."""
+        deadline = time.monotonic() + _MEND_SECONDS
+        while True:
+            try:
+                return read_state(self.paths, dispatch=dispatch, cache=cache)
+            except UserError as error:
+                if self._seen is None or ownership.stop is not None or ownership.warned or time.monotonic() >= deadline:
+                    raise
+                words = f"{error}\nNothing is done until that is mended; jobs go on. Waiting {_MEND_SECONDS / 60:.0f} minutes for it."
+                self.watch(self._seen, Plan((), (), (), (), False), self._say(words))
+                ownership.beat()
+                time.sleep(_LOOK_AGAIN_SECONDS)
+
     def _loop(self, ownership: Ownership, dispatch: Dispatch) -> CampaignState:
         lease, books, cache = ownership.lease, Books(), StateCache()
         while True:
-            state = read_state(self.paths, dispatch=dispatch, cache=cache)
+            state = self._seen = self._look(dispatch, cache, ownership)
             control, problem = wish_of(state)
             over_budget = books.keep(state, lease)
             plan = make_plan(state, lease.generation, self.until, control, over_budget)
@@ -96,11 +135,13 @@ class Controller:
                     events += self._carry_out(action, state, dispatch, ownership)
             self.watch(state, plan, events)
             if steered.ends:
+                books.close(state, lease)
                 return state
             if plan.blockers and not plan.running and not plan.waiting and not steered.actions and not steered.waits:
                 raise blocked(plan.blockers)
             ownership.beat()
             dispatch.reap()
+            events += self._cancel_strays(state, dispatch)
             if not events:
                 time.sleep(_pause(state, control))
 
@@ -118,6 +159,16 @@ class Controller:
         except (SlurmUnavailable, SlurmBusy) as error:
             return self._say(str(error))
         return [{"event": "Stop", "version": status.job.owner.name, "job": short_name(status.job), "why": asked}] if asked else []
+
+    def _cancel_strays(self, state: CampaignState, dispatch: Dispatch) -> list[Event]:
+        campaign = state.settings.campaign.name
+        own = controller_name(self.paths, campaign)
+        try:
+            strays = dispatch.cancel_strays(f"{own.removesuffix('controller')}v", state.unrecorded)
+            strays += dispatch.cancel_strays(f"{own.removesuffix('controller')}base-", state.unrecorded)
+        except SlurmError as error:
+            return self._say(str(error))
+        return [{"event": "Trouble", "error": f"Slurm job {each} was left over in the queue: cancelled"} for each in strays]
 
     def _say(self, problem: str | None) -> list[Event]:
         """Tell of a trouble that may pass, once."""

@@ -17,7 +17,7 @@ from evo_hpc.dispatch.slurm.executor import SlurmExecutor
 from evo_hpc.dispatch.slurm.judge import FRESH_BEAT_SECONDS, judge
 from evo_hpc.dispatch.slurm.queue import Queue
 from evo_hpc.dispatch.status import JobStatus
-from evo_hpc.jobs.spec import Ending, root_digest
+from evo_hpc.jobs.spec import Ending, Start, root_digest
 from evo_hpc.paths import JobPaths
 from evo_hpc.store.lease import Lease
 
@@ -141,6 +141,24 @@ class Dispatch:
                     return again
         return self.observe(status.job)
 
+    def cancel_strays(self, prefix: str, statuses: Sequence[JobStatus]) -> list[str]:
+        """Cancel the jobs of a campaign that wait though nobody waits for them; their ids.
+
+        A slurmctld that was killed can bring back a job whose attempt is over, or was submitted again meanwhile. Names of
+        attempts that are not over yet are left alone, whatever their state; so are jobs that run: those find their claim taken.
+        """
+        if self._queue is None:
+            return []
+        waiting = self._queue.waiting(prefix)
+        if not waiting:
+            return []
+        known = {name for status in statuses if status.record is None and (name := _last_name(status.job)) is not None}
+        strays = [job.id for job in waiting if job.name not in known]
+        if strays:
+            self._queue.commands.cancel(strays)
+            self._queue.invalidate()
+        return strays
+
     def reap(self) -> None:
         """Collect what has ended."""
         for each in (self._local, self._slurm):
@@ -151,3 +169,9 @@ class Dispatch:
         if self._queue is None:
             self._queue = Queue(Commands.of(self.cluster.slurm), self.cluster.slurm.poll_seconds)
         return self._queue
+
+
+def _last_name(job: JobPaths) -> str | None:
+    """Name of the Slurm job of an attempt's last start."""
+    starts = job.starts()
+    return load(Start, starts[-1][1]).slurm_name if starts else None

@@ -20,6 +20,7 @@ from pydantic import ValidationError
 from evo_hpc.config.cluster import Cluster
 from evo_hpc.config.slurm import Slurm
 from evo_hpc.dispatch.exchange import make_exchange
+from evo_hpc.dispatch.memory import killed_for_memory
 from evo_hpc.dispatch.roles import ROLES, Role
 from evo_hpc.dispatch.slurm.commands import Commands, SlurmError
 from evo_hpc.dispatch.slurm.steps import Allocation, by_srun, rendezvous, srun_words
@@ -82,6 +83,8 @@ class Launcher:
     """The Slurm job that this runs in; null on one machine."""
     clock: AwakeClock = field(default_factory=AwakeClock)
     started: float = field(default_factory=time.time)
+    killed_before: int = field(default_factory=killed_for_memory)
+    """Deaths for memory that this control group had counted before."""
     stopping_since: float | None = None
     """Reading of `clock` when the job was told to stop."""
     stopped_by: Literal["controller", "warning"] | None = None
@@ -195,6 +198,9 @@ class Launcher:
             return {"outcome": "stopped", "error": f"{role} ended on the stop signal without saving: it was just starting"}
         if code == -signal.SIGKILL and self._cut_off:
             return {"outcome": "stopped", "error": f"{role} was killed after {self._time_to_save():.0f} s without saving"}
+        if killed_for_memory() > self.killed_before:
+            error = f"{role} died after the kernel had killed a process of this job for memory; end of its log: {self._log_tail(role)}"
+            return {"outcome": "failed", "blame": "infrastructure", "ending": "oom", "error": error}
         how = f"was killed by signal {-code} ({signal.Signals(-code).name})" if code < 0 else f"exited with {code}"
         return {"outcome": "failed", "blame": "infrastructure", "error": f"{role} {how}; end of its log: {self._log_tail(role)}"}
 
@@ -210,7 +216,7 @@ class Launcher:
         return Result(
             outcome=outcome["outcome"], blame=outcome.get("blame"), error=outcome.get("error"),
             outputs=outcome.get("outputs") or {}, seconds=time.time() - self.started, finished_at=time.time(),
-            stopped_by=self._stopped_by() if outcome["outcome"] == "stopped" else None,
+            ending=outcome.get("ending"), stopped_by=self._stopped_by() if outcome["outcome"] == "stopped" else None,
         )
 
     def _stopped_by(self) -> Literal["controller", "warning"]:

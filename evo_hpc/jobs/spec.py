@@ -132,6 +132,8 @@ class Result(Config):
     """Whose failure: the user's (config, input; exit code 2, not retried) or the machine's (retried)."""
     error: str | None = None
     """What went wrong and what to do."""
+    ending: Ending | None = None
+    """How it failed, where the machine's fault is known: killed for memory."""
     stopped_by: Literal["controller", "warning"] | None = None
     """Who stopped it: the controller, or Slurm's warning (a time limit, a preemption)."""
     outputs: dict[str, Any] = Field(default_factory=dict)
@@ -166,7 +168,12 @@ class Record(Config):
 
 def job_name(campaign_root: str, campaign: str, owner: str, folder: str) -> str:
     """A name that no other campaign's job has: the campaign's folder is hashed in. `folder` is the attempt's: train-000."""
-    return f"evo-{campaign}-{root_digest(campaign_root)}-{owner}-{folder}"
+    return f"{name_prefix(campaign_root, campaign)}{owner}-{folder}"
+
+
+def name_prefix(campaign_root: str, campaign: str) -> str:
+    """What the names of all jobs of a campaign begin with, and no other's do."""
+    return f"evo-{campaign}-{root_digest(campaign_root)}-"
 
 
 def root_digest(campaign_root: str) -> str:

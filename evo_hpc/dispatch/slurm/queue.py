@@ -122,6 +122,12 @@ class Queue:
         """Every run of it that the last answer of accounting holds, oldest first: each requeue is one of its own. Asks nothing."""
         return tuple(job for job in self._sacct.jobs.get((name, index), ()) if job.submitted >= since - SKEW_SECONDS)
 
+    def waiting(self, prefix: str) -> list[SlurmJob]:
+        """The jobs whose names begin so that wait in the queue, by the last answer of squeue; nothing while it does not answer. Asks nothing."""
+        if self._squeue.error is not None:
+            return []
+        return [job for (name, _), jobs in self._squeue.jobs.items() if name.startswith(prefix) for job in jobs if life(job.state) == "queued"]
+
     def invalidate(self) -> None:
         """Put a fresh question to squeue at the next look: the queue was changed. A failing squeue is given its time all the same."""
         if self._squeue.error is None:
