@@ -11,7 +11,7 @@ from typing import Protocol
 
 from evo_hpc.config.cluster import Cluster
 from evo_hpc.dispatch import local
-from evo_hpc.dispatch.attempt import Attempt, campaign_root, load_intent, load_record, read_attempt
+from evo_hpc.dispatch.attempt import Attempt, campaign_root, load, load_intent, load_record, read_attempt
 from evo_hpc.dispatch.slurm.commands import Commands
 from evo_hpc.dispatch.slurm.executor import SlurmExecutor
 from evo_hpc.dispatch.slurm.judge import FRESH_BEAT_SECONDS, judge

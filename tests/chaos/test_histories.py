@@ -35,7 +35,6 @@ from evo_hpc.jobs.claims import Superseded, check_claim, claim
 from evo_hpc.jobs.spec import Identity, Result, Start as StartRecord
 from evo_hpc.paths import CampaignPaths, IncarnationPaths, JobPaths
 from evo_hpc.store import atomic
-from evo_hpc.store.atomic import dump_json, read_json, write_bytes, write_json, write_json_once, write_once
 from evo_hpc.store.lease import Lease, LeaseLost, Owner
 from evo_hpc.store.processes import ProcessIdentity
 from tests.chaos.memory import MemoryJob, MemorySlurm, Run

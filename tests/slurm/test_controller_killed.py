@@ -14,7 +14,7 @@ import pytest
 from evo_hpc.jobs.spec import root_digest
 from evo_hpc.paths import CampaignPaths
 from tests.crash.campaign import controller
-from tests.slurm.campaigns import LONG, Site, ended
+from tests.slurm.campaigns import Site, ended
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
