@@ -199,7 +199,8 @@ class Launcher:
         if code == -signal.SIGKILL and self._cut_off:
             return {"outcome": "stopped", "error": f"{role} was killed after {self._time_to_save():.0f} s without saving"}
         if killed_for_memory() > self.killed_before:
-            error = f"{role} died after the kernel had killed a process of this job for memory; end of its log: {self._log_tail(role)}"
+            error = (f"{role} died after the kernel had killed a process of this job for memory; ask for more `memory` in cluster.yaml. "
+                     f"End of its log: {self._log_tail(role)}")
             return {"outcome": "failed", "blame": "infrastructure", "ending": "oom", "error": error}
         how = f"was killed by signal {-code} ({signal.Signals(-code).name})" if code < 0 else f"exited with {code}"
         return {"outcome": "failed", "blame": "infrastructure", "error": f"{role} {how}; end of its log: {self._log_tail(role)}"}

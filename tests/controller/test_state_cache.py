@@ -185,6 +185,8 @@ def test_a_job_that_beats_is_never_taken_for_silent(looks: Looks, monkeypatch: p
     looks.restore()
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_a_tick_hardly_grows_with_closed_versions(tmp_path: Path) -> None:
     """In CPU time of this process, the least of several."""
     with quick_yaml():

@@ -83,9 +83,9 @@ def test_a_command_that_takes_too_long_is_killed_with_all_that_it_started(progra
     pids = programs.folder / "pids"
     programs.add("sbatch", f"echo '{UNABLE}' >&2; sleep 60 & echo $! $$ > {pids}; wait")
     begin = time.monotonic()
-    with pytest.raises(SlurmUnavailable, match="no end after 0.5 s.*temporarily unable"):
-        programs.commands.run("sbatch", seconds=0.5)
-    assert time.monotonic() - begin < 5
+    with pytest.raises(SlurmUnavailable, match="no end after 2 s.*temporarily unable"):
+        programs.commands.run("sbatch", seconds=2)
+    assert time.monotonic() - begin < 15
     for pid in pids.read_text().split():
         stat = Path("/proc", pid, "stat")
         assert not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] in "ZX"
@@ -154,8 +154,8 @@ def test_many_are_cancelled_in_few_calls(programs: Programs) -> None:
     ids = [f"{n}_{n % 7}" for n in range(1200)]
     programs.commands.cancel([*ids, *ids], signal="TERM", batch=True)
     calls = programs.calls()
-    assert len(calls) == 3 and all(call[:3] == ["scancel", "--batch", "--signal=TERM"] for call in calls)
-    assert [word for call in calls for word in call[3:]] == ids
+    assert len(calls) == 3 and all(call[:4] == ["scancel", "--batch", "--state=RUNNING", "--signal=TERM"] for call in calls)
+    assert [word for call in calls for word in call[4:]] == ids
 
 
 def test_nothing_is_cancelled_where_no_id_is_given(programs: Programs) -> None:

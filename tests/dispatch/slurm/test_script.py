@@ -145,7 +145,7 @@ def test_a_controller_is_told_its_campaign_and_arguments(tmp_path: Path) -> None
     log = CampaignPaths(campaign).controller_log
     done = run(controller_script(Resources(), name="n", log=log, python=[python], campaign=campaign, arguments=["--until", "v0002"]), tmp_path)
     assert json.loads(done.stdout) == ["-m", "evo_hpc.cli", "run", str(campaign), "--until", "v0002"]
-    assert done.returncode == 130
+    assert done.returncode == 100, "130 would look like 2 in Slurm"
 
 
 def test_a_task_of_an_array_takes_its_own_folder_every_time(tmp_path: Path) -> None:
@@ -206,7 +206,7 @@ def test_the_exit_code_is_passed_on(tmp_path: Path, code: str) -> None:
 
 def test_a_launcher_that_is_killed_is_no_success(tmp_path: Path) -> None:
     done = run(one(tmp_path, python=fake_python(tmp_path, "os.kill(os.getpid(), signal.SIGKILL)")), tmp_path)
-    assert done.returncode == 128 + signal.SIGKILL
+    assert done.returncode == 100, "128 + 9 would look like 9"
 
 
 LISTENER = """
