@@ -42,6 +42,16 @@ class Attempt:
         """The newest incarnation of a start."""
         return next(((n, identity) for n, identity in reversed(self.claims) if identity.start == number), None)
 
+    @property
+    def stale(self) -> int:
+        """Incarnations in a row, the newest last, that came no step further than those before them."""
+        best, stale = -1, 0
+        for number, _ in self.claims:
+            step = self.steps.get(number, -1)
+            stale = 0 if step > best else stale + 1
+            best = max(best, step)
+        return stale
+
 
 def read_attempt(job: JobPaths) -> Attempt:
     """All records of an attempt. Raises StoreError when one is damaged."""

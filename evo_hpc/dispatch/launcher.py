@@ -19,6 +19,7 @@ from pydantic import ValidationError
 
 from evo_hpc.config.cluster import Cluster
 from evo_hpc.config.slurm import Slurm
+from evo_hpc.dispatch.attempt import read_attempt
 from evo_hpc.dispatch.exchange import make_exchange
 from evo_hpc.dispatch.memory import killed_for_memory
 from evo_hpc.dispatch.roles import ROLES, Role
@@ -192,8 +193,12 @@ class Launcher:
         """What an ended role says of itself, else what its exit code says."""
         code = self.processes[role].wait()
         told = [read_json(path) for path in self.incarnation.role_outcomes(role)]
-        if told:  # of several ranks the one that failed says more than the first, which was ended with it
-            return next((each for each in told if each["outcome"] == "failed"), told[0])
+        failed = next((each for each in told if each["outcome"] == "failed"), None)
+        if failed is not None:  # of several ranks the one that failed says more than the first, which was ended with it
+            return failed
+        # Ranks that were ended because another one left without a word say that they were stopped, which nobody asked for.
+        if told and (code == 0 or self.stopping_since is not None or told[0]["outcome"] != "stopped"):
+            return told[0]
         if code == -signal.SIGTERM and self.stopping_since is not None:
             return {"outcome": "stopped", "error": f"{role} ended on the stop signal without saving: it was just starting"}
         if code == -signal.SIGKILL and self._cut_off:
@@ -322,7 +327,7 @@ def main(arguments: list[str] | None = None) -> int:
         allocation = _allocation() if args.executor == "slurm" else None
         result = _incarnation(JobPaths(Path(args.job)), args.job_name, args.generation, args.start, early, allocation)
         if allocation is not None and result.stopped_by == "warning":
-            return _requeue(allocation)
+            return _requeue(JobPaths(Path(args.job)), allocation)
     except Superseded as error:
         _say(str(error))
         return 3
@@ -345,8 +350,15 @@ def _allocation() -> Allocation:
     return Allocation.current(tuple(hosts)) or found
 
 
-def _requeue(allocation: Allocation) -> int:
-    """Ask Slurm to run this job again, and wait to be ended: an exit would be the job's end. The exit code when that does not come."""
+def _requeue(job: JobPaths, allocation: Allocation) -> int:
+    """Ask Slurm to run this job again, and wait to be ended: an exit would be the job's end. The exit code when that does not come.
+
+    One that was stopped time and again without a step further is left to the controller, which gives it up.
+    """
+    limit = Cluster.model_validate(load_spec(job).cluster).slurm.retries.without_progress
+    if (stale := read_attempt(job).stale) >= limit:
+        _say(f"saved; not requeued: no step further in {stale} runs")
+        return _NOT_REQUEUED
     try:
         Commands.of(Slurm()).requeue(allocation.shown_id)
     except SlurmError as error:  # not to be requeued, or nobody answers: the controller submits it anew

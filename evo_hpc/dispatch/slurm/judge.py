@@ -42,7 +42,7 @@ class Dead:
 def judge(attempt: Attempt, found: Found | None, slurm: Slurm, now: float) -> JobStatus:
     """How far an attempt is. `found` is what is known of the jobs of its last start; null where that was never asked."""
     job, starts = attempt.job, attempt.starts
-    status = JobStatus(job, "planned", intent=attempt.intent, starts=len(starts), stale=_stale(attempt))
+    status = JobStatus(job, "planned", intent=attempt.intent, starts=len(starts), stale=attempt.stale)
     if not starts:
         return status
     last = starts[-1]
@@ -157,13 +157,3 @@ def _not_before(dead: Dead, endings: tuple[Ending, ...], starts: tuple[Start, ..
 def _tail(starts: tuple[Start, ...]) -> int:
     """Starts in a row that followed no ending: those that Slurm was too busy to take, the last included."""
     return 1 + next((n for n, start in enumerate(reversed(starts)) if start.after is not None), len(starts) - 1)
-
-
-def _stale(attempt: Attempt) -> int:
-    """Incarnations in a row, the newest last, that came no further than those before them and did not end well."""
-    best, stale = -1, 0
-    for number, _ in attempt.claims:
-        step = attempt.steps.get(number, -1)
-        stale = 0 if step > best else stale + 1
-        best = max(best, step)
-    return stale
