@@ -2,7 +2,7 @@
 .POSIX:
 SHELL = /bin/sh
 .DEFAULT_GOAL = help
-.PHONY: help setup demo demo-slurm test test-slow cluster-up cluster-down clean
+.PHONY: help setup demo demo-slurm test test-slow test-rare cluster-up cluster-down clean
 
 # Python 3.11 or newer; empty = the first such of python3.11, python3, python3.12, python3.13.
 PYTHON ?=
@@ -25,6 +25,7 @@ help:
 	@echo "                  CLUSTER_ARGS='--prefix DIR'  where (else \$$TMPDIR/evo-cluster, or .cluster/ without TMPDIR)"
 	@echo 'make cluster-down  stop that cluster and all its jobs'
 	@echo '                  CLUSTER_ARGS=--wipe  and remove its folder'
+	@echo 'make test-rare  setup, then the slow tests that are near to others'
 	@echo 'make clean      remove .venv, builds and caches; campaigns stay'
 
 setup:
@@ -53,7 +54,10 @@ test: setup
 	$(PYTEST) -m 'not slow'
 
 test-slow: setup
-	$(PYTEST) -m slow --timeout=900
+	$(PYTEST) -m 'slow and not rare' --timeout=900
+
+test-rare: setup
+	$(PYTEST) -m 'slow and rare' --timeout=900
 
 cluster-up: setup
 	.venv/bin/python -m tests.cluster up $(CLUSTER_ARGS)

@@ -23,6 +23,7 @@ HOSTILE_NAMES = (
 
 def pytest_configure(config: pytest.Config) -> None:
     """Registers the markers, since unknown ones are errors."""
+    config.addinivalue_line("markers", "rare: slow, and near to others that CI runs; run by `make test-rare`")
     config.addinivalue_line("markers", "slow: starts an engine, a cluster or an install; run by `make test-slow`")
 
 

@@ -136,6 +136,7 @@ class Controller:
             self.watch(state, plan, events)
             if steered.ends:
                 books.close(state, lease)
+                lease.check()  # one that was displaced meanwhile has not done this
                 return state
             if plan.blockers and not plan.running and not plan.waiting and not steered.actions and not steered.waits:
                 raise blocked(plan.blockers)

@@ -19,7 +19,7 @@ from tests.slurm.campaigns import Site, ended
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
 DRIVER = str(Path(__file__).resolve().parent / "dying_controller.py")
-SECONDS = float(os.environ.get("SLURM_CRASH_SECONDS", "60"))
+SECONDS = float(os.environ.get("SLURM_CRASH_SECONDS", "40"))
 """Controllers are killed for so long, then one goes on to the end; SLURM_CRASH_SECONDS=3600 kills one at every kind of point."""
 
 

@@ -49,6 +49,7 @@ def node_of(site: Site, paths: CampaignPaths, restart: int) -> str:
     return str(host)
 
 
+@pytest.mark.rare
 def test_a_node_dies(nodes: Site) -> None:
     site = nodes
     paths = site.campaign(step_seconds=0.5)
@@ -121,6 +122,7 @@ def test_memory_is_exceeded(begun: tuple[Path, dict[str, Any]], tmp_path: Path, 
             site.same(paths)
 
 
+@pytest.mark.rare
 def test_the_disk_fills_up(site: Site, mounted_disk: Callable[[str], Path]) -> None:
     from tests.dispatch.test_full_disk import fill
 
@@ -170,6 +172,7 @@ def test_slurmctld_dies_right_after_a_submission_while_accounting_is_down(site: 
         down(site, "resume", *NODES)  # a node that was asked to launch a job a second time is drained
 
 
+@pytest.mark.rare
 def test_a_cluster_without_accounting_that_forgets(begun: tuple[Path, dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A failure is told by squeue alone; then a job is gone from Slurm's memory while no controller looks, as one that was purged."""
     with private_cluster(clusters_folder()) as any_cluster:

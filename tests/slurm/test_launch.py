@@ -20,7 +20,7 @@ from tests.cluster.processes import wait_until
 from tests.crash.campaign import check_sound, make_campaign
 from tests.slurm.jobs import of_name, telling_python, told
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.rare, pytest.mark.slow, pytest.mark.timeout(300)]
 
 
 @pytest.fixture

@@ -64,6 +64,7 @@ def test_warned_thrice(site: Site) -> None:
     assert first_steps(job) == [1, *(last + 1 for last in lasts)], "resumed at the saved step"
 
 
+@pytest.mark.rare
 def test_one_that_may_not_be_requeued_is_submitted_anew(site: Site) -> None:
     train = {**SCAVENGE["train"], "requeue": False}
     paths = site.campaign(step_seconds=0.8, slurm={"train": train})

@@ -12,14 +12,10 @@ from tests.chaos.scenarios import SCENARIOS, play, real
 from tests.chaos.story import essence
 from tests.cluster.cluster import Cluster
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.rare]
 
 
-EVERY = 1 if os.environ.get("ALL_RECORDINGS") else 5
-"""ALL_RECORDINGS=1 plays all of them (four minutes); CI every fifth."""
-
-
-@pytest.mark.parametrize("name", list(SCENARIOS)[::EVERY])
+@pytest.mark.parametrize("name", SCENARIOS)
 def test_recording_still_holds(name: str, cluster: Cluster, tmp_path: Path) -> None:
     """The same story again, with the same sequence; `python -m tests.chaos.record` records anew after a change that is meant."""
     assert essence(play(name, real(tmp_path, {**os.environ, **cluster.environment}))) == essence(recorded(name))

@@ -20,7 +20,7 @@ from tests.cluster.processes import wait_until
 from tests.conftest import HOSTILE_NAMES
 from tests.slurm.jobs import of_name, telling_python, told
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.rare, pytest.mark.slow, pytest.mark.timeout(300)]
 
 NAMES = [*(name for name in HOSTILE_NAMES if "\n" not in name), "back\\slash and %j", "two\\\\ # `x` 'y'", "~[a-z]*? !x"]
 
