@@ -119,8 +119,10 @@ class Slurm(Config):
     """How long a submission with an uncertain end (sbatch timed out, the controller was killed) may take to show up in squeue."""
     poll_seconds: Annotated[float, Ge(0.1)] = 10.0
     """Seconds between two questions to Slurm."""
+    submit_seconds: Annotated[float, Ge(1)] = 150.0
+    """Longest time that sbatch may take: it asks again for two minutes by itself where the cluster has as many jobs as it may."""
     command_seconds: Annotated[float, Ge(1)] = 60.0
-    """Longest time that one command of Slurm may take."""
+    """Longest time that any other command of Slurm may take."""
     pass_environment: list[Word] = Field(default_factory=list)
     """Variables of the controller's environment that jobs get too; the others stay behind, but for PATH, HOME and the like."""
 

@@ -66,7 +66,8 @@ def carry_out(action: Action, state: CampaignState, dispatch: Dispatch, lease: L
                 return None
             event.update(version=action.version, job=short_name(action.status.job))
         case Kill():
-            dispatch.executor_of(action.status).end(action.status, "infrastructure", action.why)
+            if not dispatch.executor_of(action.status).end(action.status, "infrastructure", action.why):
+                return None
             event.update(job=short_name(action.status.job), why=action.why)
         case EndEarly():
             version = state.versions[action.version]

@@ -13,12 +13,12 @@ from evo_hpc.controller.commit import write_record
 from evo_hpc.controller.loop import POLL_SECONDS, Watcher
 from evo_hpc.controller.blockers import blocked
 from evo_hpc.controller.ownership import Interrupted, Ownership
-from evo_hpc.controller.actions import Action, Commit, GiveUp, Plan, Start, Submit
+from evo_hpc.controller.actions import Action, Commit, GiveUp, Kill, Plan, Start, Submit
 from evo_hpc.controller.plan import Planner
 from evo_hpc.controller.state import CampaignState
 from evo_hpc.dispatch.attempt import load_result
 from evo_hpc.dispatch.executor import Dispatch
-from evo_hpc.dispatch.slurm.commands import SlurmError
+from evo_hpc.dispatch.slurm.commands import SlurmBusy, SlurmError, SlurmUnavailable
 from evo_hpc.dispatch.status import JobStatus
 from evo_hpc.errors import UserError
 from evo_hpc.evaluation.epoch import differing
@@ -64,12 +64,13 @@ class FinalJob:
                 return baseline, candidate
             if self.ownership.stop is not None:
                 self._stop(plan)
-            self.watch(self.state, plan, [self._carry_out(action) for action in plan.actions])
+            events = [event for action in plan.actions if (event := self._carry_out(action)) is not None]
+            self.watch(self.state, plan, events)
             if plan.blockers and not plan.running and not plan.waiting and not plan.actions:
                 raise blocked(plan.blockers)
             self.ownership.beat()
             self.dispatch.reap()
-            if not plan.actions:
+            if not events:
                 time.sleep(POLL_SECONDS)
 
     def _candidates(self) -> tuple[Candidate, Candidate]:
@@ -109,12 +110,23 @@ class FinalJob:
         running = tuple(s for s in statuses if s.live)
         return Plan(tuple(planner.actions), running, tuple(planner.waiting), tuple(planner.blockers), done=published and not planner.actions)
 
-    def _carry_out(self, action: Action) -> Event:
+    def _carry_out(self, action: Action) -> Event | None:
+        """What came of one action; None for a repeated request, and while Slurm is away: the next look has it again."""
+        try:
+            return self._carried_out(action)
+        except (SlurmUnavailable, SlurmBusy):
+            return None
+
+    def _carried_out(self, action: Action) -> Event | None:
         event: Event = {"event": type(action).__name__}
         lease = self.ownership.lease
         match action:
             case Submit() | Start() | GiveUp():
                 event.update(carry_out_job(action, self.state, self.dispatch, lease))
+            case Kill():
+                if not self.dispatch.executor_of(action.status).end(action.status, "infrastructure", action.why):
+                    return None
+                event.update(job=short_name(action.status.job), why=action.why)
             case Commit():
                 self._commit(action.status)
                 event["job"] = short_name(action.status.job)

@@ -24,7 +24,7 @@ from evo_hpc.controller.plan import make_plan
 from evo_hpc.controller.preflight import check_machine
 from evo_hpc.controller.state import CampaignState, read_state
 from evo_hpc.dispatch.executor import Dispatch
-from evo_hpc.dispatch.slurm.commands import Commands, SlurmBusy, SlurmError, SlurmUnavailable
+from evo_hpc.dispatch.slurm.commands import Commands, SlurmError
 from evo_hpc.dispatch.status import JobStatus
 from evo_hpc.errors import UserError
 from evo_hpc.paths import CampaignPaths
@@ -123,7 +123,7 @@ class Controller:
             state = self._seen = self._look(dispatch, cache, ownership)
             control, problem = wish_of(state)
             over_budget = books.keep(state, lease)
-            plan = make_plan(state, lease.generation, self.until, control, over_budget)
+            plan = make_plan(state, lease.generation, self.until, control, over_budget, lease.owner.since)
             steered = apply(control, plan)
             if ownership.stop is not None or ownership.warned:
                 return self._leave(ownership, state, plan, dispatch)
@@ -150,14 +150,14 @@ class Controller:
         """What came of one action; that Slurm is away for a moment ends nothing: the plan of the next look has it again."""
         try:
             event = carry_out(action, state, dispatch, ownership.lease, ownership.beat)
-        except (SlurmUnavailable, SlurmBusy) as error:
+        except SlurmError as error:
             return self._say(str(error))
         return [] if event is None else [event]
 
     def _stop(self, status: JobStatus, dispatch: Dispatch) -> list[Event]:
         try:
             asked = dispatch.stop(status)
-        except (SlurmUnavailable, SlurmBusy) as error:
+        except SlurmError as error:
             return self._say(str(error))
         return [{"event": "Stop", "version": status.job.owner.name, "job": short_name(status.job), "why": asked}] if asked else []
 

@@ -73,7 +73,7 @@ def owned(paths: CampaignPaths, *, take_over: bool = False) -> Iterator[Ownershi
         yield ownership
     finally:
         try:
-            ownership.lease.release()
+            ownership.lease.release(handed_over=ownership.warned and ownership.stop is None)
         finally:
             for signum, handler in previous.items():
                 signal.signal(signum, handler)

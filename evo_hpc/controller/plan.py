@@ -35,12 +35,16 @@ FAILURES_IN_A_ROW = 3
 """Attempts in a row, of whatever work, that failed by the machine's fault, after which the campaign pauses: the next would, too."""
 
 
-def make_plan(state: CampaignState, generation: int, until: str | None = None, control: Control = GO_ON, over_budget: Sequence[Overrun] = ()) -> Plan:
-    """The next actions, `until` a version is decided, under a person's wish and with what the budget leaves.
+def make_plan(
+    state: CampaignState, generation: int, until: str | None = None, control: Control = GO_ON, over_budget: Sequence[Overrun] = (),
+    since: int | None = None,
+) -> Plan:
+    """The next actions, `until` a version is decided, under a person's wish and with what the budget leaves. `since`: the generation
+    from which failures count, where that is not this one: a controller that Slurm ran again is no new try.
 
     Called again after they are done; the same state gives the same plan.
     """
-    planner = Planner(state, generation, until, control, over_budget)
+    planner = Planner(state, generation, until, control, over_budget, since)
     planner.plan()
     running = tuple(s for s in state.unrecorded if s.live)
     actions = planner.limited(len(running))
@@ -56,8 +60,11 @@ class Planner:
 
     def __init__(
         self, state: CampaignState, generation: int, until: str | None, control: Control = GO_ON, over_budget: Sequence[Overrun] = (),
+        since: int | None = None,
     ) -> None:
         self.state, self.generation, self.until, self.control, self.over_budget = state, generation, until, control, over_budget
+        self.since = generation if since is None else since
+        """The generation since which a person has not run the campaign anew: failures since then count."""
         self.actions: list[Action] = []
         self.blockers: list[Blocker] = []
         self.waiting: list[JobStatus] = []
@@ -254,7 +261,7 @@ class Planner:
             self.actions.append(Submit(owner, kind, last.job.attempt, params, work, shard))
         elif last.phase == "recorded":
             self._after_record(owner, kind, attempts, params, work, shard)
-        elif last.intent.work != work and last.phase in ("planned", "dead"):
+        elif last.intent.work != work and (last.phase in ("planned", "dead") or (last.phase == "finished" and shard is not None)):
             self.actions.append(GiveUp(last, "user", "what it was for has changed since (recipe, init, seed, tasks or evaluation)"))
         elif last.intent.work != work and last.live:
             how = f"kill {last.pid}" if last.pid is not None else f"scancel {last.slurm_id}"
@@ -299,7 +306,7 @@ class Planner:
             # removes an evaluation wants it made again, under today's evaluator.
             self.actions.append(Commit(last) if kind != "evaluate" and last.intent.work == work else again)
             return
-        ours = [a for a in attempts if a.record and a.record.state == "failed" and a.record.started_by == self.generation]
+        ours = [a for a in attempts if a.record and a.record.state == "failed" and a.record.started_by >= self.since]
         if not ours or last.intent.work != work:  # it failed under an earlier controller, or as something else: a new try
             self.actions.append(again)
         elif last.record.blame == "user" or len(ours) >= self.state.settings.cluster.max_attempts:
@@ -316,7 +323,11 @@ class Planner:
 
     def _failing(self) -> Blocker | None:
         """Why nothing more is started: the last attempts that ended, whosever they were, all failed by the machine's fault."""
-        records = [s.record for s in self.state.all_jobs() if s.record is not None and s.record.generation == self.generation]
+        by_attempt = {  # the parts of one piece of work fail together, and count as one
+            (s.job.owner, s.job.kind, s.job.attempt): s.record
+            for s in self.state.all_jobs() if s.record is not None and s.record.generation >= self.since
+        }
+        records = list(by_attempt.values())
         last = heapq.nlargest(FAILURES_IN_A_ROW, records, key=lambda record: record.written_at)[::-1]
         if len(last) < FAILURES_IN_A_ROW or not all(record.state == "failed" and record.blame == "infrastructure" for record in last):
             return None

@@ -37,8 +37,8 @@ class Executor(Protocol):
     def stop(self, status: JobStatus) -> bool:
         """Ask an attempt to save and end; whether it had not been asked before."""
 
-    def end(self, status: JobStatus, ending: Ending | None, why: str) -> None:
-        """Kill one that did not; `ending` is how that counts, null where it was to stop anyway."""
+    def end(self, status: JobStatus, ending: Ending | None, why: str) -> bool:
+        """Kill one that did not; `ending` is how that counts, null where it was to stop anyway. Whether it was done just now."""
 
     def reap(self) -> None:
         """Collect what has ended."""
@@ -53,7 +53,7 @@ class Dispatch:
     _local: local.LocalExecutor | None = None
     _slurm: SlurmExecutor | None = None
     _queue: Queue | None = None
-    _asked: dict[tuple[Path, str | int | None], float] = field(default_factory=dict)
+    _asked: dict[tuple[Path, str | int | None, int | None], float] = field(default_factory=dict)
     """When attempts were told to stop."""
     _attempts: dict[Path, tuple[Attempt, list[str]]] = field(default_factory=dict)
     """Live ones that Slurm was asked about, as they were last read, and where they will leave their results."""
@@ -89,7 +89,7 @@ class Dispatch:
     def stop(self, status: JobStatus) -> str:
         """Ask an attempt to save and end, and end it when its time for that is over; in words, what was done just now, if anything."""
         executor = self.executor_of(status)
-        key = (status.job.root, status.slurm_id or status.pid)
+        key = (status.job.root, status.slurm_id or status.pid, status.incarnation)
         if executor.stop(status):
             self._asked[key] = self.now()
             return "told to save and end"

@@ -56,7 +56,7 @@ def _observe(job: JobPaths, intent: Intent | None, copied: bool) -> JobStatus:
         status = replace(status, starts=_counted_starts(job, results), result=results.get(number))
         if number in results and results[number].outcome != "stopped":
             return replace(status, phase="finished", incarnation=number)
-        if not here and not copied:
+        if not here and not copied and number not in results:  # one that has saved may go on anywhere
             raise UserError(f"{job.root}: runs on {identity.process.host}, started by the local executor there; go on with the "
                             "campaign on that machine, or remove this job folder if it is gone for good")
         if alive:
@@ -113,13 +113,15 @@ class LocalExecutor:
         self._starting[job.root] = child
         return child.pid
 
-    def end(self, status: JobStatus, ending: Ending | None, why: str) -> None:
-        """Kill an attempt that did not end by itself: nothing more is saved."""
-        if status.pid is not None:
-            try:
-                os.kill(status.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
+    def end(self, status: JobStatus, ending: Ending | None, why: str) -> bool:
+        """Kill an attempt that did not end by itself: nothing more is saved. Whether there was one."""
+        if status.pid is None:
+            return False
+        try:
+            os.kill(status.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        return True
 
     def reap(self) -> None:
         """Collect ended children, so that they do not linger as zombies."""

@@ -44,6 +44,10 @@ class Owner(BaseModel):
     """Its name: Slurm can reuse an id."""
     slurm_restart: int = 0
     """How often that job had been requeued."""
+    since: int = 0
+    """The generation at which a person ran the campaign; Slurm running the controller again is no new try."""
+    handed_over: bool = False
+    """Whether it left on purpose for a successor to go on."""
     acquired_at: float
     """Unix time in seconds."""
     released: bool = False
@@ -100,13 +104,13 @@ class Lease:
         self.owner = self.owner.model_copy(update={"heartbeat_at": time.time()})
         write_bytes(self.paths.lease, dump_json(self.owner.model_dump()), durable=False)
 
-    def release(self) -> None:
-        """Say that the owner has gone on purpose; says nothing when the lease was lost before."""
+    def release(self, handed_over: bool = False) -> None:
+        """Say that the owner has gone on purpose, perhaps for a successor; says nothing when the lease was lost before."""
         try:
             self.check()
         except LeaseLost:
             return
-        self.owner = self.owner.model_copy(update={"released": True, "heartbeat_at": time.time()})
+        self.owner = self.owner.model_copy(update={"released": True, "handed_over": handed_over, "heartbeat_at": time.time()})
         write_bytes(self.paths.lease, dump_json(self.owner.model_dump()))
 
 
@@ -188,6 +192,8 @@ def acquire(paths: CampaignPaths, *, take_over: bool = False, ask: Ask | None = 
         slurm_job_name=os.environ.get("SLURM_JOB_NAME"), slurm_restart=int(os.environ.get("SLURM_RESTART_COUNT") or 0), acquired_at=now,
         heartbeat_at=now,
     )
+    goes_on = previous is not None and (_requeued(previous, owner) or (previous.handed_over and previous.slurm_job_name == owner.slurm_job_name))
+    owner = owner.model_copy(update={"since": previous.since if goes_on and previous is not None else owner.generation})
     if previous is not None and not previous.released and not _requeued(previous, owner):
         job = f"Slurm job {previous.slurm_job_id}, " if previous.slurm_job_id else ""
         where = f"{job}process {previous.process.pid} on {previous.process.host} (generation {previous.generation})"

@@ -17,7 +17,7 @@ from ruamel.yaml.comments import CommentedMap
 from evo_hpc.config import yaml_io
 from evo_hpc.dispatch import launcher
 from evo_hpc.dispatch.roles import Role
-from evo_hpc.dispatch.slurm import executor, judge, queue
+from evo_hpc.dispatch.slurm import judge, queue
 from evo_hpc.harness import manifest, runner
 from evo_hpc.harness.protocol import Outcome
 from evo_hpc.lineage.findings import AnalyzerReport
@@ -49,7 +49,6 @@ def hasten() -> None:
     yaml_io.dump_tree = _json_is_yaml
     manifest.check_template = lambda *_: None  # type: ignore[assignment]
     runner._run_child = _find_nothing  # type: ignore[assignment]
-    executor._SUBMIT_SECONDS = 3.0
     judge.FRESH_BEAT_SECONDS, judge.RERUN_SECONDS = 4.0, 1.5
     queue.LAG_SECONDS, queue.OUTAGE_SECONDS, queue.LONGEST_BACKOFF_SECONDS = 2.0, 3.0, 1.0
     launcher._BEAT_SECONDS, launcher._POLL_SECONDS = 0.3, 0.05

@@ -35,6 +35,7 @@ from evo_hpc.jobs.claims import Superseded, check_claim, claim
 from evo_hpc.jobs.spec import Identity, Result, Start as StartRecord
 from evo_hpc.paths import CampaignPaths, IncarnationPaths, JobPaths
 from evo_hpc.store import atomic
+from evo_hpc.store.atomic import dump_json, read_json, write_json, write_json_once, write_once
 from evo_hpc.store.lease import Lease, LeaseLost, Owner
 from evo_hpc.store.processes import ProcessIdentity
 from tests.chaos.memory import MemoryJob, MemorySlurm, Run
@@ -90,6 +91,7 @@ class Histories(RuleBasedStateMachine):
             self.patches.setattr(module, "time", clock)
         self.patches.setattr(executor, "submit", self.slurm.submit)
         self.patches.setattr(intent, "spec_bytes", lambda spec: f"name: {spec.name}\n".encode())  # YAML costs more than all the rest
+        self.patches.setattr(executor, "load_spec", lambda job: SimpleNamespace(cluster=CLUSTER.model_dump(mode="json")))
         self.patches.setattr(atomic.os, "fsync", lambda fd: None)
         self.controllers = [Controller(self, 1)]
 

@@ -29,7 +29,7 @@ from tests.crash.campaign import EVERY, check_sound, controller, evo, make_campa
 
 T = TypeVar("T")
 SLURM: dict[str, Any] = {
-    "defaults": {"partition": "debug", "minutes": 5, "warning_seconds": 20}, "poll_seconds": 0.5, "settle_seconds": 10, "backoff_seconds": 1,
+    "defaults": {"partition": "debug", "minutes": 5, "warning_seconds": 20}, "poll_seconds": 0.5, "settle_seconds": 10, "submit_seconds": 10, "backoff_seconds": 1,
 }
 STEP_SECONDS = 0.5
 LONG = 240.0

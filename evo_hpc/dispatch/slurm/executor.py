@@ -21,8 +21,8 @@ from evo_hpc.store.atomic import write_json_once
 from evo_hpc.store.lease import Lease
 
 
-_SUBMIT_SECONDS = 150.0
-"""sbatch asks again for two minutes by itself when the cluster has as many jobs as it may; its answer is worth the wait."""
+_ASK_AGAIN_SECONDS = 60.0
+"""Between two requests to cancel one job."""
 
 
 def slurm_base_name(job: JobPaths, intent: Intent) -> str:
@@ -42,7 +42,9 @@ class SlurmExecutor:
     commands: Commands
     forget: object = None
     """Called after each change in the queue, so that the next look at it is a fresh one."""
-    _asked: set[tuple[Path, str]] = field(default_factory=set)
+    _asked: set[tuple[Path, str, int | None]] = field(default_factory=set)
+    _ended: dict[tuple[Path, str | None, int | None], float] = field(default_factory=dict)
+    """When attempts were cancelled, by the monotonic clock."""
 
     def start(self, statuses: Sequence[JobStatus], lease: Lease) -> str:
         """Submit the next start of each, as one array where there are several; in words, what they are now.
@@ -56,20 +58,22 @@ class SlurmExecutor:
         assert name is not None
         if len(starts) > 1:
             starts = [start.model_copy(update={"slurm_name": name, "array_index": index}) for index, start in enumerate(starts)]
-        for status, start in zip(statuses, starts, strict=True):
-            write_json_once(status.job.start(start.number), start.model_dump())
         first = statuses[0].job
+        # The launcher goes by the profile of the spec: the script asks Slurm by the same one. Another profile is another attempt's.
+        profile = Cluster.model_validate(load_spec(first).cluster)
         script = job_script(
-            self.cluster.slurm.of(first.kind), name=name, log=first.slurm_log, python=[self.cluster.python or sys.executable],  # type: ignore[arg-type]
+            profile.slurm.of(first.kind), name=name, log=first.slurm_log, python=[profile.python or sys.executable],  # type: ignore[arg-type]
             tasks=[Task(start.array_index, status.job.root.absolute(), load(Intent, status.job.intent).name, start.number)
                    for status, start in zip(statuses, starts, strict=True)],
             generation=lease.generation,
         )
+        for status, start in zip(statuses, starts, strict=True):
+            write_json_once(status.job.start(start.number), start.model_dump())
         lease.check()
         try:
             job_id = submit(
-                environment_for_jobs(self.cluster.slurm), script, first.script(starts[0].number),
-                seconds=max(self.cluster.slurm.command_seconds, _SUBMIT_SECONDS),
+                environment_for_jobs(profile.slurm), script, first.script(starts[0].number),
+                seconds=profile.slurm.submit_seconds,
             )
             answer = {"job_id": job_id}
         except SlurmUnavailable as error:
@@ -96,23 +100,28 @@ class SlurmExecutor:
 
     def stop(self, status: JobStatus) -> bool:
         """Ask an attempt to save and end; one that waits in the queue is cancelled. Whether it had not been asked before."""
-        if status.slurm_id is None or (status.job.root, status.slurm_id) in self._asked:
+        if status.slurm_id is None or (key := (status.job.root, status.slurm_id, status.incarnation)) in self._asked:
             return False
         if status.phase == "running":
             self.commands.cancel([status.slurm_id], signal="TERM", batch=True)
         else:
             self._will_end(status, None, "stopped before it ran")
             self.commands.cancel([status.slurm_id])
-        self._asked.add((status.job.root, status.slurm_id))
+        self._asked.add(key)
         self._changed()
         return True
 
-    def end(self, status: JobStatus, ending: Ending | None, why: str) -> None:
-        """Cancel an attempt that did not end by itself: nothing more is saved. `ending` is how that counts."""
-        if status.slurm_id is not None:
-            self._will_end(status, ending, why)
-            self.commands.cancel([status.slurm_id])
-            self._changed()
+    def end(self, status: JobStatus, ending: Ending | None, why: str) -> bool:
+        """Cancel an attempt that did not end by itself: nothing more is saved. `ending` is how that counts. Whether it was done
+        just now: Slurm takes its time (KillWait, a dead node), and is not asked again meanwhile."""
+        key = (status.job.root, status.slurm_id, status.incarnation)
+        if status.slurm_id is None or time.monotonic() < self._ended.get(key, float("-inf")) + _ASK_AGAIN_SECONDS:
+            return False
+        self._will_end(status, ending, why)
+        self.commands.cancel([status.slurm_id])
+        self._ended[key] = time.monotonic()
+        self._changed()
+        return True
 
     def _will_end(self, status: JobStatus, ending: Ending | None, why: str) -> None:
         """Write it down first: Slurm says CANCELLED whoever did it."""

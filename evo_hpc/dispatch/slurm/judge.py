@@ -22,7 +22,9 @@ LONGEST_BACKOFF_SECONDS = 600.0
 RERUN: tuple[str, ...] = ("PREEMPTED", "NODE_FAIL", "REQUEUED", "REQUEUE_FED")
 """States after which Slurm may put the very job back into the queue a moment later."""
 RERUN_SECONDS = 15.0
-SLOW: tuple[Ending, ...] = ("infrastructure", "node_fail", "oom")
+SAVED_NOT_REQUEUED = 75
+"""Exit code of a launcher that has written that it was stopped."""
+SLOW: tuple[Ending, ...] = ("infrastructure", "node_fail", "oom", "code_error")
 """Endings after which a new start waits."""
 
 
@@ -87,7 +89,7 @@ def _verdict(attempt: Attempt, last: Start, found: Found | None, slurm: Slurm, n
         return _ended(found, found.jobs[-1], stopped and not by_hand, slurm, now)
     if _fresh(beat, now):
         return "running", "Slurm does not know it, but it shows life"
-    if found.asked_at < last.written_at + slurm.settle_seconds:
+    if found.asked_at < last.written_at + slurm.settle_seconds + (slurm.submit_seconds if submission is None else 0.0):
         return "unknown", "not in the queue (yet)"
     if stopped:
         return Dead(None, "stopped and saved", last.written_at)
@@ -114,7 +116,7 @@ def _ended(found: Found, job: SlurmJob, stopped: bool, slurm: Slurm, now: float)
         return "unknown", f"{words}; Slurm may run it again"
     if stopped:
         return Dead(None, f"{words}, stopped and saved", at)
-    if job.state == "COMPLETED" and now < at + slurm.settle_seconds:
+    if (job.state == "COMPLETED" or job.exit_code == SAVED_NOT_REQUEUED) and now < at + slurm.settle_seconds:
         return "unknown", f"{words}; its result has not shown up yet"  # a network filesystem can hide a new file for a while
     how = ending(job)
     code = f", killed by signal {job.signal}" if job.signal else f", exit code {job.exit_code}" if job.exit_code else ""
@@ -124,7 +126,9 @@ def _ended(found: Found, job: SlurmJob, stopped: bool, slurm: Slurm, now: float)
 def _silent(attempt: Attempt, last: Start, found: Found | None, now: float) -> float:
     """Seconds since a running job's last heartbeat, or since it started where it has shown none."""
     own = attempt.of_start(last.number)
-    running = next((job for job in reversed(found.jobs) if life(job.state) == "running"), None) if found else None
+    running = next((job for job in reversed(found.jobs) if life(job.state) != "terminal"), None) if found else None
+    if running is not None and running.state != "RUNNING":
+        return 0.0  # suspended, or ending: it cannot show any
     seen = [time for time in (attempt.beats.get(own[0]) if own else None, running.started if running else None) if time is not None]
     return max(0.0, now - max(seen)) if seen else 0.0
 

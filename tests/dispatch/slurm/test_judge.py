@@ -19,7 +19,7 @@ from evo_hpc.paths import JobPaths
 from evo_hpc.store.processes import ProcessIdentity
 
 NOW = 1_000_000.0
-SLURM = Slurm(settle_seconds=60, backoff_seconds=15)
+SLURM = Slurm(settle_seconds=60, submit_seconds=20, backoff_seconds=15)
 JOB = JobPaths(Path("/campaign/versions/v0001/jobs/train-000"))
 PROCESS = ProcessIdentity(host="n1", boot="b", pid=7, start_ticks=1)
 
@@ -110,6 +110,18 @@ def test_how_long_it_shows_no_life() -> None:
     assert judge(attempt(), found(job("RUNNING", started=NOW - 50)), SLURM, NOW).silent == 50, "it has not claimed yet"
 
 
+def test_a_suspended_job_is_not_silent() -> None:
+    silent = attempt(claims=(claim(),), beats={0: NOW - 7000})
+    assert judge(silent, found(job("SUSPENDED", started=NOW - 9000)), SLURM, NOW).silent == 0
+    assert judge(silent, found(job("COMPLETING", started=NOW - 9000)), SLURM, NOW).silent == 0
+
+
+def test_the_word_of_one_that_saved_is_waited_for() -> None:
+    """It left with 75 once its result was written, which a network filesystem may hide for a while."""
+    assert judge(attempt(claims=(claim(),)), found(job("FAILED", ended=NOW - 10, exit_code=75)), SLURM, NOW).phase == "unknown"
+    assert judge(attempt(claims=(claim(),)), found(job("FAILED", ended=NOW - 70, exit_code=75)), SLURM, NOW).phase == "dead"
+
+
 def test_one_that_was_stopped_and_saved_has_no_ending() -> None:
     saved = attempt(claims=(claim(),), results={0: Result(outcome="stopped")})
     status = judge(saved, found(job("FAILED", ended=NOW - 30, exit_code=75)), SLURM, NOW)
@@ -135,7 +147,8 @@ def test_accounting_alone_does_not_end_a_job() -> None:
 def test_a_submission_of_uncertain_end_has_time_to_show_up() -> None:
     unanswered = attempt(submissions={}, starts=(start(age=30),))
     assert judge(unanswered, found(), SLURM, NOW).phase == "unknown"
-    late = judge(replace(unanswered, starts=(start(age=70),)), found(), SLURM, NOW)
+    assert judge(replace(unanswered, starts=(start(age=70),)), found(), SLURM, NOW).phase == "unknown", "sbatch may be trying yet"
+    late = judge(replace(unanswered, starts=(start(age=90),)), found(), SLURM, NOW)
     assert (late.phase, late.endings) == ("dead", ("infrastructure",)) and "not taken" in late.said
 
 
