@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from evo_hpc.agent.proposal import Round
@@ -17,6 +16,7 @@ from evo_hpc.controller.actions import (
 from evo_hpc.controller.budget import CAMPAIGN, Overrun, may_start, problems
 from evo_hpc.controller.control import cancellation, is_cancelled
 from evo_hpc.controller.judge import evidence_of
+from evo_hpc.controller.pieces import Piece, divided, is_done
 from evo_hpc.controller.readings import next_look
 from evo_hpc.controller.state import CampaignState, VersionState
 from evo_hpc.controller.watching import Running
@@ -86,7 +86,7 @@ class Planner:
         held = {s.job.root for v in state.open if v.jobs.get("train") and self._held(v) for s in v.jobs["train"]}
         held |= {s.job.root for v in cancelled.values() for attempts in v.jobs.values() for s in attempts}
         # Parts are recorded when the whole is published.
-        held |= {s.job.root for v in state.open if not v.evaluated for s in v.jobs.get("evaluate", []) if s.job.shard is not None and _is_done(s)}
+        held |= {s.job.root for v in state.open if not v.evaluated for s in v.jobs.get("evaluate", []) if s.job.shard is not None and is_done(s)}
         for status in state.unrecorded:
             # Also one whose outputs are there: a kill can fall between them and the record.
             if status.phase == "finished" and status.job.root not in held:
@@ -185,7 +185,7 @@ class Planner:
             if piece.shard is None or not piece.ready or len(ready) == len(pieces):
                 self.work(version.id, "evaluate", piece.attempts, piece.params, piece.work, piece.shard)
 
-    def _pieces(self, version: VersionState, suites: list[str]) -> list[_Piece]:
+    def _pieces(self, version: VersionState, suites: list[str]) -> list[Piece]:
         """The parts of an evaluation on these suites."""
         attempts, prompt = version.jobs.get("evaluate", []), version.node.recipe.tool_use.system_prompt
         params: dict[str, Any] = {"evaluations": [
@@ -196,7 +196,7 @@ class Planner:
         found = []
         for shard in [None] if shards == 1 else range(shards):
             of_it = params if shard is None else {**params, "shard": shard, "shards": shards}
-            found.append(_Piece(shard, of_it, self._evaluation_work(version, of_it), [a for a in attempts if a.job.shard == shard]))
+            found.append(Piece(shard, of_it, self._evaluation_work(version, of_it), [a for a in attempts if a.job.shard == shard]))
         return found
 
     def _shards(self, params: dict[str, Any]) -> int:
@@ -351,7 +351,7 @@ class Planner:
                 continue
             room -= 1
             last = allowed[-1] if allowed else None
-            if isinstance(last, Start) and _divided(last.statuses[0]) and _divided(last.statuses[0]) == _divided(action.statuses[0]):
+            if isinstance(last, Start) and divided(last.statuses[0]) and divided(last.statuses[0]) == divided(action.statuses[0]):
                 allowed[-1] = Start((*last.statuses, *action.statuses))
             else:
                 allowed.append(action)
@@ -369,42 +369,6 @@ def _needed(state: CampaignState, until: str | None) -> set[str]:
                 found.add(each)
                 waiting.append(each)
     return found
-
-
-@dataclass(frozen=True)
-class _Piece:
-    """One part of an evaluation, or the whole of it."""
-
-    shard: int | None
-    params: dict[str, Any]
-    work: str
-    attempts: list[JobStatus]
-
-    @property
-    def last(self) -> JobStatus | None:
-        return self.attempts[-1] if self.attempts else None
-
-    @property
-    def is_of_last(self) -> bool:
-        """Whether the last attempt is at this very work."""
-        return self.last is not None and self.last.intent is not None and self.last.intent.work == self.work
-
-    @property
-    def ready(self) -> bool:
-        """Whether the last attempt has made it, recorded or not."""
-        if self.last is None or not self.is_of_last:
-            return False
-        return _is_done(self.last) or (self.last.record is not None and self.last.record.state == "done")
-
-
-def _is_done(status: JobStatus) -> bool:
-    """Whether an attempt has its result, a good one, and no record yet."""
-    return status.phase == "finished" and status.result is not None and status.result.outcome == "done"
-
-
-def _divided(status: JobStatus) -> tuple[str, str] | None:
-    """Whose work of which kind an attempt is a part of; None where it is the whole."""
-    return None if status.job.shard is None else (str(status.job.owner), status.job.kind)
 
 
 def _number(version: str) -> int:
