@@ -103,14 +103,15 @@ class Controller:
                 time.sleep(_LOOK_AGAIN_SECONDS)
 
     def _look(self, dispatch: Dispatch, cache: StateCache, ownership: Ownership) -> CampaignState:
-        """The state. What a person is just editing is waited for, half saved as it may be: jobs go on meanwhile. Raises
-        UserError, or StoreError, when it is not mended in time, and on the first look."""
+        """The state. A controller that is a job of its own waits for what a person is just editing, half saved as it may be, while
+        its jobs go on; one that somebody watches ends with the message. Raises UserError, also when it is not mended in time."""
         deadline = time.monotonic() + _MEND_SECONDS
         while True:
             try:
                 return read_state(self.paths, dispatch=dispatch, cache=cache)
             except UserError as error:
-                if self._seen is None or ownership.stop is not None or ownership.warned or time.monotonic() >= deadline:
+                watched = slurm_id(os.environ) is None
+                if watched or self._seen is None or ownership.stop is not None or ownership.warned or time.monotonic() >= deadline:
                     raise
                 words = f"{error}\nNothing is done until that is mended; jobs go on. Waiting {_MEND_SECONDS / 60:.0f} minutes for it."
                 self.watch(self._seen, Plan((), (), (), (), False), self._say(words))
