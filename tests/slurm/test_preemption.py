@@ -90,7 +90,7 @@ def test_without_a_warning_the_steps_since_the_last_checkpoint_are_lost(site: Si
         lost = at_step(job, EVERY + 2)
         site.scontrol("requeue", number)
         at_step(job, 2 * EVERY + 1, 1)
-        before = time.time()
+        before = int(time.time())  # an ending's time is in Slurm's whole seconds
         kill_launcher(job)
         ended(process)
     site.same(paths)

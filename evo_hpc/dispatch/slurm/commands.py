@@ -98,8 +98,8 @@ class Commands:
     def cancel(self, ids: Iterable[str], signal: str | None = None, batch: bool = False) -> None:
         """Cancel jobs, or signal them (`batch`: their batch shells alone); jobs that are over are no error.
 
-        A signal to a job that waits or is just starting reaches nothing: SlurmBusy, or SlurmUnavailable where scancel goes on trying
-        (it then is killed). Such an error is raised after all others were signalled.
+        A signal passes over a job that waits; one to a job that is just starting may reach nothing: SlurmBusy, or SlurmUnavailable
+        where scancel goes on trying (it then is killed). Such an error is raised after all others were signalled.
         """
         named = list(dict.fromkeys(ids))
         # Without --state slurmctld answers a signal to a waiting job after a minute and a half of retries (measured).

@@ -42,7 +42,7 @@ class SlurmExecutor:
     commands: Commands
     forget: object = None
     """Called after each change in the queue, so that the next look at it is a fresh one."""
-    _asked: set[tuple[Path, str, int | None]] = field(default_factory=set)
+    _asked: set[tuple[Path, str, int | None, str]] = field(default_factory=set)
     _ended: dict[tuple[Path, str | None, int | None], float] = field(default_factory=dict)
     """When attempts were cancelled, by the monotonic clock."""
 
@@ -100,7 +100,8 @@ class SlurmExecutor:
 
     def stop(self, status: JobStatus) -> bool:
         """Ask an attempt to save and end; one that waits in the queue is cancelled. Whether it had not been asked before."""
-        if status.slurm_id is None or (key := (status.job.root, status.slurm_id, status.incarnation)) in self._asked:
+        # Of each phase: a signal to what was requeued at that moment reaches nothing, and what waits is cancelled.
+        if status.slurm_id is None or (key := (status.job.root, status.slurm_id, status.incarnation, status.phase)) in self._asked:
             return False
         if status.phase == "running":
             self.commands.cancel([status.slurm_id], signal="TERM", batch=True)
