@@ -51,7 +51,7 @@ class Cluster(Config):
     max_starts: PositiveInt = 4
     """Starts of one attempt before it counts as failed (a killed job is started again)."""
     max_attempts: PositiveInt = 2
-    """Attempts at one piece of work before the campaign stops."""
+    """Attempts in a row at one piece of work, none a step further than the one before, until the campaign stops."""
     stall_minutes: Annotated[float, Gt(0)] = 10.0
     """A job without progress for this long is stopped, its stacks in its log."""
     grace_seconds: Annotated[float, Ge(1)] = 30.0

@@ -9,13 +9,13 @@ from typing import Any, Literal
 
 from evo_hpc.config.yaml_io import dump_tree, load_tree, plain
 from evo_hpc.controller.state import CampaignState, VersionState
-from evo_hpc.dispatch.attempt import load_result
+from evo_hpc.dispatch.attempt import load_result, read_attempt
 from evo_hpc.dispatch.status import JobStatus
 from evo_hpc.errors import UserError
 from evo_hpc.evaluation.shards import publish_evaluation
 from evo_hpc.jobs.outputs import EvaluateOutputs, Part, SuperviseOutputs, TrainOutputs, parse_outputs
 from evo_hpc.jobs.spec import Blame, Ending, JobSpec, Record, load_spec
-from evo_hpc.paths import COMPLETE, CampaignPaths, JobPaths
+from evo_hpc.paths import COMPLETE, CampaignPaths, JobPaths, OwnerPaths
 from evo_hpc.store.atomic import AlreadyWritten, StoreError, read_json, write_bytes, write_json_once
 from evo_hpc.store.lease import Lease
 from evo_hpc.store.manifest import content, publish_folder, read_complete, sha256
@@ -70,7 +70,8 @@ def write_record(
         state=state, incarnation=status.incarnation if state == "done" else None, blame=blame, error=error, generation=lease.generation,
         ending=_ending(status) if state == "failed" else None,
         started_by=read_json(starts[-1][1])["generation"] if starts else lease.generation,
-        starts=len(starts), seconds=_seconds(status.job), written_at=time.time(),
+        starts=len(starts), advanced=_reached(status.job) > max(map(_reached, _attempts_before(status.job)), default=0), seconds=_seconds(status.job),
+        written_at=time.time(),
     )
     lease.check()
     try:
@@ -84,6 +85,15 @@ def _ending(status: JobStatus) -> Ending | None:
     if status.result is not None and status.result.ending is not None:
         return status.result.ending
     return status.endings[-1] if status.ended else None
+
+
+def _attempts_before(job: JobPaths) -> list[JobPaths]:
+    return [each for each in OwnerPaths(job.owner).jobs() if (each.kind, each.shard) == (job.kind, job.shard) and each.attempt < job.attempt]
+
+
+def _reached(job: JobPaths) -> int:
+    """The step that an attempt came to; 0 for one without steps."""
+    return max((0, *read_attempt(job).steps.values()))
 
 
 def _seconds(job: JobPaths) -> float:

@@ -20,7 +20,7 @@ from evo_hpc.controller.pieces import Piece, divided, is_done
 from evo_hpc.controller.readings import next_look
 from evo_hpc.controller.state import CampaignState, VersionState
 from evo_hpc.controller.watching import Running
-from evo_hpc.dispatch.retries import exhausted
+from evo_hpc.dispatch.retries import backoff, exhausted
 from evo_hpc.dispatch.status import JobStatus
 from evo_hpc.jobs.spec import JobKind
 from evo_hpc.lineage.identity import digest
@@ -309,10 +309,17 @@ class Planner:
         ours = [a for a in attempts if a.record and a.record.state == "failed" and a.record.started_by >= self.since]
         if not ours or last.intent.work != work:  # it failed under an earlier controller, or as something else: a new try
             self.actions.append(again)
-        elif last.record.blame == "user" or len(ours) >= self.state.settings.cluster.max_attempts:
+        elif last.record.blame == "user" or _in_a_row(ours) >= self.state.settings.cluster.max_attempts:
             self.blockers.append(Blocker(f"{owner} {kind}", last.record.blame or "infrastructure", last.record.error or "unknown"))
+        elif self.state.now < last.record.written_at + self._back_off(_in_a_row(ours)):
+            self.waiting.append(last)
         else:
             self.actions.append(again)
+
+    def _back_off(self, failures: int) -> float:
+        """Seconds to wait after so many failures in a row: what a cluster suffers from often lasts a while."""
+        cluster = self.state.settings.cluster
+        return backoff(cluster.slurm, failures) if cluster.executor == "slurm" else 0.0
 
     def block_what_stands_still(self) -> None:
         """Nothing is to be done, yet a version that this run is to bring forward is not decided: say so rather than call it done."""
@@ -329,7 +336,8 @@ class Planner:
         }
         records = list(by_attempt.values())
         last = heapq.nlargest(FAILURES_IN_A_ROW, records, key=lambda record: record.written_at)[::-1]
-        if len(last) < FAILURES_IN_A_ROW or not all(record.state == "failed" and record.blame == "infrastructure" for record in last):
+        by_the_machine = all(record.state == "failed" and record.blame == "infrastructure" for record in last)
+        if len(last) < FAILURES_IN_A_ROW or not by_the_machine or any(record.advanced for record in last[1:]):
             return None
         return Blocker("campaign", "infrastructure", f"{len(last)} attempts in a row failed by the machine's fault, so nothing more is started; the last: "
                        f"{last[-1].error}")
@@ -356,6 +364,16 @@ class Planner:
             else:
                 allowed.append(action)
         return tuple(allowed)
+
+
+def _in_a_row(failed: Sequence[JobStatus]) -> int:
+    """Failures of one piece of work, the last ones, of which none but the first came a step further than those before it."""
+    count = 0
+    for status in reversed(failed):
+        count += 1
+        if status.record is not None and status.record.advanced:
+            break
+    return count
 
 
 def _needed(state: CampaignState, until: str | None) -> set[str]:

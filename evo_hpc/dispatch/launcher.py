@@ -48,6 +48,8 @@ _NOT_REQUEUED = 75
 """Exit code (EX_TEMPFAIL) of a job that was stopped by a warning and that Slurm did not requeue: not 0, which would be COMPLETED."""
 _AFTERMATH = re.compile(r"slurmstepd-\S+: error: \*\*\*|srun: (?!error: .*: Exited with exit code)")
 """Lines of Slurm's in a role's log that say no more than that a step was ended; which rank had failed, and how, is another."""
+_NODE_FAILURE = re.compile(r"^srun: error: (?:Node failure on \S+.*|.*DUE TO NODE FAILURE.*)$", re.MULTILINE)
+"""What srun says when a node of a step was lost."""
 _STACKS_SECONDS = 3.0
 """What ranks behind srun have to write their stacks, before they are ended."""
 _BEFORE_THE_END_SECONDS = 5.0
@@ -207,8 +209,16 @@ class Launcher:
             error = (f"{role} died after the kernel had killed a process of this job for memory; ask for more `memory` in cluster.yaml. "
                      f"End of its log: {self._log_tail(role)}")
             return {"outcome": "failed", "blame": "infrastructure", "ending": "oom", "error": error}
+        if (node := self._lost_node(role)) is not None:
+            return {"outcome": "failed", "blame": "infrastructure", "ending": "node_fail", "error": f"{role} lost a node: {node}"}
         how = f"was killed by signal {-code} ({signal.Signals(-code).name})" if code < 0 else f"exited with {code}"
         return {"outcome": "failed", "blame": "infrastructure", "error": f"{role} {how}; end of its log: {self._log_tail(role)}"}
+
+    def _lost_node(self, role: str) -> str | None:
+        """What srun said of a node that failed under a role; null where it said nothing."""
+        log = self.incarnation.log(role)
+        found = _NODE_FAILURE.search(log.read_text(errors="replace")) if self._behind_srun() and log.exists() else None
+        return found[0] if found else None
 
     def _log_tail(self, role: str, limit: int = 400) -> str:
         log = self.incarnation.log(role)

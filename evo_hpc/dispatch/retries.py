@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections import Counter
 
 from evo_hpc.config.cluster import Cluster
+from evo_hpc.config.slurm import Slurm
 from evo_hpc.dispatch.status import JobStatus
 from evo_hpc.jobs.spec import Blame, Ending
 
+LONGEST_BACKOFF_SECONDS = 600.0
 _WORDS: dict[Ending, str] = {
     "preempted": "was preempted", "timeout": "reached its time limit", "oom": "was killed for memory", "node_fail": "lost its node",
     "user_cancelled": "was cancelled by hand", "code_error": "ended with an error of its own", "infrastructure": "died",
@@ -16,6 +18,11 @@ _ADVICE: dict[Ending, str] = {
     "oom": "; ask for more `memory` in cluster.yaml", "user_cancelled": "; run the controller again for a new attempt",
     "timeout": "; raise `minutes` in cluster.yaml, or `checkpoint.every` saves too seldom",
 }
+
+
+def backoff(slurm: Slurm, failures: int) -> float:
+    """Seconds to wait before the next start after so many failures in a row: twice as long after each."""
+    return min(slurm.backoff_seconds * 2 ** min(failures - 1, 16), LONGEST_BACKOFF_SECONDS)
 
 
 def exhausted(status: JobStatus, cluster: Cluster) -> tuple[Blame, str] | None:

@@ -160,6 +160,8 @@ class Record(Config):
     ending: Ending | None = None
     """How the last start ended, where it left no final result."""
     starts: int
+    advanced: bool = False
+    """Whether it came a step further than the attempts at this work before it: its failure is no repetition of theirs."""
     written_at: float = 0.0
     """Unix time."""
     seconds: float

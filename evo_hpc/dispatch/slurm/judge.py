@@ -11,17 +11,19 @@ from typing import Literal
 
 from evo_hpc.config.slurm import Slurm
 from evo_hpc.dispatch.attempt import Attempt
+from evo_hpc.dispatch.retries import backoff
 from evo_hpc.dispatch.slurm.records import Found, SlurmJob
 from evo_hpc.dispatch.slurm.states import ending, held, life
 from evo_hpc.dispatch.status import JobStatus
-from evo_hpc.jobs.spec import Ending, Start
+from evo_hpc.jobs.spec import Ending, Identity, Result, Start
 
 FRESH_BEAT_SECONDS = 60.0
 """A heartbeat is written every two seconds; one of this age or younger shows a job that Slurm has forgotten, but that lives."""
-LONGEST_BACKOFF_SECONDS = 600.0
 RERUN: tuple[str, ...] = ("PREEMPTED", "NODE_FAIL", "REQUEUED", "REQUEUE_FED")
 """States after which Slurm may put the very job back into the queue a moment later."""
 RERUN_SECONDS = 15.0
+NODES_FAULT: tuple[str, ...] = ("NODE_FAIL", "BOOT_FAIL")
+"""States that end a job for its nodes' sake, whatever it says itself."""
 SAVED_NOT_REQUEUED = 75
 """Exit code of a launcher that has written that it was stopped."""
 SLOW: tuple[Ending, ...] = ("infrastructure", "node_fail", "oom", "code_error")
@@ -52,7 +54,7 @@ def judge(attempt: Attempt, found: Found | None, slurm: Slurm, now: float) -> Jo
     newest = attempt.claims[-1] if attempt.claims else None
     if newest is not None and (result := attempt.results.get(newest[0])) is not None:
         status = replace(status, result=result)
-        if result.outcome != "stopped":
+        if result.outcome != "stopped" and not _may_be_the_nodes(result, newest[1], last, found):
             return replace(status, phase="finished", incarnation=newest[0], endings=endings)
     own = attempt.of_start(last.number)
     status = replace(status, incarnation=own[0] if own else None, endings=endings)
@@ -69,6 +71,14 @@ def judge(attempt: Attempt, found: Found | None, slurm: Slurm, now: float) -> Jo
     )
 
 
+def _may_be_the_nodes(result: Result, identity: Identity, last: Start, found: Found | None) -> bool:
+    """Whether a failure that a job reported may be that of a node of it, which Slurm notices later than the ranks that lost it: while
+    its job is not over, and when that ended, or was requeued, by a node."""
+    if result.outcome != "failed" or result.blame != "infrastructure" or identity.start != last.number or found is None or not found.jobs:
+        return False
+    return life(found.jobs[-1].state) != "terminal" or found.jobs[-1].state in NODES_FAULT
+
+
 def _verdict(attempt: Attempt, last: Start, found: Found | None, slurm: Slurm, now: float) -> tuple[Literal["queued", "running", "unknown"], str] | Dead:
     submission = attempt.submissions.get(last.number)
     if submission is not None and submission.refused is not None:
@@ -83,7 +93,7 @@ def _verdict(attempt: Attempt, last: Start, found: Found | None, slurm: Slurm, n
     ours = attempt.ended.get(last.number)
     if ours is not None and not _fresh(beat, now) and (not found.jobs or found.jobs[-1].state == "CANCELLED"):
         return Dead(ours.ending, ours.why, ours.written_at)
-    stopped = own is not None and own[0] in attempt.results  # only `stopped` is left here: the others are final
+    stopped = own is not None and own[0] in attempt.results and attempt.results[own[0]].outcome == "stopped"
     if found.jobs:
         by_hand = ours is None and found.jobs[-1].state == "CANCELLED"  # scancel's SIGTERM lets it save, too, and yet it is not to go on
         return _ended(found, found.jobs[-1], stopped and not by_hand, slurm, now)
@@ -155,7 +165,7 @@ def _not_before(dead: Dead, endings: tuple[Ending, ...], starts: tuple[Start, ..
         times = next((n for n, each in enumerate(reversed(endings)) if each not in SLOW), len(endings))
     else:
         return 0.0
-    return dead.at + min(slurm.backoff_seconds * 2 ** min(times - 1, 16), LONGEST_BACKOFF_SECONDS)
+    return dead.at + backoff(slurm, times)
 
 
 def _tail(starts: tuple[Start, ...]) -> int:
