@@ -1,4 +1,4 @@
-"""The controller as a Slurm job of its own: its launch, the hand-over before its time limit, and successors nobody needs."""
+"""The controller as a Slurm job of its own: its launch, and what a launch would do."""
 
 from __future__ import annotations
 
@@ -8,10 +8,8 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from evo_hpc.config.base import Config
-from evo_hpc.config.slurm import Slurm
 from evo_hpc.controller.blockers import blocked
 from evo_hpc.controller.names import check_names
 from evo_hpc.controller.plan import FIRST, make_plan
@@ -19,7 +17,7 @@ from evo_hpc.controller.settings import Settings
 from evo_hpc.controller.state import CampaignState, read_state
 from evo_hpc.dispatch.slurm.commands import Commands
 from evo_hpc.dispatch.slurm.environment import environment_for_jobs
-from evo_hpc.dispatch.slurm.errors import SlurmBusy, SlurmRefused, SlurmUnavailable
+from evo_hpc.dispatch.slurm.errors import SlurmUnavailable
 from evo_hpc.dispatch.slurm.records import SlurmJob
 from evo_hpc.dispatch.slurm.script import Task, controller_script, job_script
 from evo_hpc.dispatch.slurm.states import life
@@ -32,7 +30,7 @@ from evo_hpc.store.lease import Owner, current_owner, owner_may_live
 
 CLOCK_SKEW_SECONDS = 60.0
 """How far the clock of Slurm's host may be behind this one's."""
-_LOOK_SECONDS = 2.0
+LOOK_SECONDS = 2.0
 """Between two looks into the queue, or two tries."""
 
 Clock = Callable[[], float]
@@ -49,10 +47,6 @@ class NothingToLaunch(UserError):
 
 class LaunchUncertain(Failure):
     """sbatch did not answer, and no job has shown up."""
-
-
-class NotHandedOver(Failure):
-    """Neither a requeue nor a successor: the controller ends with its job."""
 
 
 class LaunchRecord(Config):
@@ -87,17 +81,6 @@ class Script:
     text: str
 
 
-@dataclass(frozen=True)
-class HandOver:
-    """How the controller goes on."""
-
-    how: Literal["requeued", "successor"]
-    """`requeued`: Slurm will end this job and start it again: wait for that, an exit would be its end. `successor`: another job
-    starts when this one ends: give the lease back, then end. (Slurm lets it start when this one is COMPLETING, its processes
-    perhaps still there: that there is one controller is the lease's doing.)"""
-    job_id: str
-
-
 def controller_name(paths: CampaignPaths, campaign: str) -> str:
     """Name of the campaign's controllers in Slurm, which no other campaign's has."""
     return f"{name_prefix(str(paths.root.resolve()), campaign)}controller"
@@ -121,7 +104,7 @@ def launch(
     name = controller_name(paths, campaign.name)
     text = _controller_text(paths, state.settings, take_over, until)
     _refuse_a_second(paths, commands.queue(), name, take_over, now())
-    record = _next_launch(paths, name, now)
+    record = next_launch(paths, name, now)
     try:
         job_id, note = submit(environment_for_jobs(slurm), text, paths.controller_script, seconds=slurm.command_seconds), ""
     except SlurmUnavailable as error:
@@ -150,59 +133,6 @@ def dry_run(paths: CampaignPaths, *, take_over: bool = False, until: str | None 
         }
         found += [_example(paths, settings, kind, jobs) for kind, jobs in examples.items()]
     return found
-
-
-def hand_over(
-    paths: CampaignPaths, slurm: Slurm, commands: Commands, *, name: str, own_id: str, seconds: float, now: Clock = time.time,
-    sleep: Sleep = time.sleep,
-) -> HandOver:
-    """Let the controller go on after its own job's end: this job again, or where Slurm does not allow that a successor, which the
-    same name makes wait. Called at the warning, with what is left of the warning time in `seconds`.
-
-    Both can come of it, when a requeue was done that nobody confirmed: `cancel_successors` sees to that. Raises NotHandedOver.
-    """
-    deadline, told = now() + seconds, []
-    while True:
-        try:
-            commands.requeue(own_id)
-            return HandOver("requeued", own_id)
-        except SlurmUnavailable as error:
-            told.append(f"requeue: {error}")
-            if now() + _LOOK_SECONDS >= deadline - seconds / 2:  # the other half is for a successor
-                break
-            sleep(_LOOK_SECONDS)
-        except SlurmRefused as error:
-            told.append(f"requeue: {error}")
-            break
-    record = _next_launch(paths, name, now)
-    while True:
-        try:
-            text = paths.controller_script.read_text(encoding="utf-8")
-            return HandOver("successor", submit(environment_for_jobs(slurm), text, paths.controller_script, seconds=slurm.command_seconds))
-        except SlurmUnavailable as error:
-            told.append(f"successor: {error}")
-            if (found := _in_queue(commands, record, own_id)) is not None:
-                return HandOver("successor", found.job_id)
-        except SlurmBusy as error:
-            told.append(f"successor: {error}")
-        except (SlurmRefused, OSError) as error:
-            told.append(f"successor: {error}")
-            break
-        if now() + _LOOK_SECONDS >= deadline:
-            break
-        sleep(_LOOK_SECONDS)
-    words = "; ".join(dict.fromkeys(told))
-    raise NotHandedOver(f"{paths.root}: the controller ends with its job {own_id} ({words}). The jobs go on; run "
-                        f"`evo-hpc launch {shlex.quote(str(paths.root))}` to have a controller again.")
-
-
-def cancel_successors(commands: Commands, *, name: str, own_id: str) -> list[str]:
-    """Cancel the jobs of the controller's name that wait for this one, its own left out; their ids. What a started controller does:
-    it was requeued although a successor had been submitted, or launched twice."""
-    waiting = [job.id for job in commands.queue() if job.name == name and job.id != own_id and life(job.state) == "queued"]
-    if waiting:
-        commands.cancel(waiting)
-    return waiting
 
 
 def _checked(paths: CampaignPaths, until: str | None) -> CampaignState:
@@ -269,7 +199,7 @@ def _refuse_a_second(paths: CampaignPaths, queue: Iterable[SlurmJob], name: str,
                               "that it is, launch again with --take-over.")
 
 
-def _next_launch(paths: CampaignPaths, name: str, now: Clock) -> LaunchRecord:
+def next_launch(paths: CampaignPaths, name: str, now: Clock) -> LaunchRecord:
     """The next record, on disk. Of two launches at once each has its own: singleton lets one of their jobs run."""
     while True:
         number = 1 + max((number for number, _ in paths.launches()), default=-1)
@@ -284,12 +214,12 @@ def _next_launch(paths: CampaignPaths, name: str, now: Clock) -> LaunchRecord:
 def _look(commands: Commands, record: LaunchRecord, seconds: float, now: Clock, sleep: Sleep) -> SlurmJob | None:
     """The job of a launch, looked for until it shows up or time is up."""
     deadline = now() + seconds
-    while (found := _in_queue(commands, record)) is None and now() < deadline:
-        sleep(_LOOK_SECONDS)
+    while (found := in_queue(commands, record)) is None and now() < deadline:
+        sleep(LOOK_SECONDS)
     return found
 
 
-def _in_queue(commands: Commands, record: LaunchRecord, own_id: str | None = None) -> SlurmJob | None:
+def in_queue(commands: Commands, record: LaunchRecord, own_id: str | None = None) -> SlurmJob | None:
     """The newest job that can be the one of a launch; None when there is none, or Slurm does not answer."""
     try:
         jobs = commands.queue()

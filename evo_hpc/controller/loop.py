@@ -17,7 +17,8 @@ from evo_hpc.controller.books import Books
 from evo_hpc.controller.budget import to_stop
 from evo_hpc.controller.cache import StateCache
 from evo_hpc.controller.control import apply, wish_of
-from evo_hpc.controller.launch import cancel_successors, controller_name, hand_over
+from evo_hpc.controller.hand_over import HandOver, Standby, cancel_successors, hand_over, submit_successor
+from evo_hpc.controller.launch import controller_name
 from evo_hpc.controller.names import check_names
 from evo_hpc.controller.ownership import Interrupted, Ownership, owned
 from evo_hpc.controller.plan import make_plan
@@ -80,12 +81,28 @@ class Controller:
         own = slurm_id(os.environ)
         dispatch = Dispatch(state.settings.cluster)
         with self._own(waits=own is not None) as ownership:
-            if own is not None:
-                _cancel_successors(self.paths, state, own)
-            found = self._loop(ownership, dispatch)
-        if ownership.warned and own is not None and ownership.stop is None:
-            self._hand_over(found, own)  # once the campaign is let go: who comes next must find it free
+            if own is None:
+                return self._loop(ownership, dispatch)
+            _cancel_successors(self.paths, state, own)
+            standby = self._standby(state, own, ownership)
+            standby.start()
+            try:
+                found = self._loop(ownership, dispatch)
+            finally:
+                submitted = standby.end()
+                if submitted is not None and ownership.stop is not None:
+                    _cancel_successors(self.paths, state, own)
+        if ownership.warned and ownership.stop is None:
+            self._hand_over(found, own, submitted)  # once the campaign is let go: who comes next must find it free
         return found
+
+    def _standby(self, state: CampaignState, own: str, ownership: Ownership) -> Standby:
+        slurm, name = state.settings.cluster.slurm, controller_name(self.paths, state.settings.campaign.name)
+        third = _warned_seconds(state) / 3
+        return Standby(
+            lambda: ownership.warned and ownership.stop is None,
+            lambda: submit_successor(self.paths, slurm, Commands.of(slurm), name=name, own_id=own, seconds=third), third,
+        )
 
     @contextmanager
     def _own(self, waits: bool) -> Iterator[Ownership]:
@@ -201,13 +218,12 @@ class Controller:
         words = "; ".join([*unsaved, *left, *on]) or "the jobs have saved"
         raise Interrupted(f"stopped by {signal.Signals(ownership.stop).name}; {words}. Run the same command to go on.")
 
-    def _hand_over(self, state: CampaignState, own: str) -> None:
-        """Have Slurm run the controller again. Raises HandedOver, or Failure when Slurm will not."""
+    def _hand_over(self, state: CampaignState, own: str, submitted: HandOver | None) -> None:
+        """Have Slurm run the controller again, where that was not seen to already. Raises HandedOver, or Failure when Slurm will not."""
         slurm = state.settings.cluster.slurm
-        warned = slurm.of("controller").warning_seconds
-        seconds = max(5.0, (120 if warned is None else warned) / 2)
         name = controller_name(self.paths, state.settings.campaign.name)
-        done = hand_over(self.paths, slurm, Commands.of(slurm), name=name, own_id=own, seconds=seconds)
+        seconds = max(5.0, _warned_seconds(state) / 2)
+        done = submitted or hand_over(self.paths, slurm, Commands.of(slurm), name=name, own_id=own, seconds=seconds)
         if done.how == "requeued":
             time.sleep(_TO_BE_ENDED_SECONDS)  # an exit would be the job's end: Slurm ends this process
             raise NotEnded(f"{self.paths.root}: Slurm said that job {own} is requeued, but did not end it; launch the controller again")
@@ -218,6 +234,12 @@ def _pause(state: CampaignState, control: Control) -> float:
     """Seconds until the next look."""
     cluster = state.settings.cluster
     return POLL_SECONDS if cluster.executor == "local" else min(cluster.slurm.poll_seconds, _SLURM_POLL_SECONDS)
+
+
+def _warned_seconds(state: CampaignState) -> float:
+    """How long before its end the controller's job is warned."""
+    warned = state.settings.cluster.slurm.of("controller").warning_seconds
+    return 120.0 if warned is None else float(warned)
 
 
 def _cancel_successors(paths: CampaignPaths, state: CampaignState, own: str) -> None:

@@ -48,7 +48,7 @@ _NOT_REQUEUED = 75
 """Exit code (EX_TEMPFAIL) of a job that was stopped by a warning and that Slurm did not requeue: not 0, which would be COMPLETED."""
 _AFTERMATH = re.compile(r"slurmstepd-\S+: error: \*\*\*|srun: (?!error: .*: Exited with exit code)")
 """Lines of Slurm's in a role's log that say no more than that a step was ended; which rank had failed, and how, is another."""
-_NODE_FAILURE = re.compile(r"^srun: error: (?:Node failure on \S+.*|.*DUE TO NODE FAILURE.*)$", re.MULTILINE)
+_NODE_FAILURE = re.compile(r"^srun: error: (Node failure on \S+)|^slurmstepd-\S+: error: .*(DUE TO NODE FAILURE)", re.MULTILINE)
 """What srun says when a node of a step was lost."""
 _STACKS_SECONDS = 3.0
 """What ranks behind srun have to write their stacks, before they are ended."""
@@ -198,8 +198,11 @@ class Launcher:
         failed = next((each for each in told if each["outcome"] == "failed"), None)
         if failed is not None:  # of several ranks the one that failed says more than the first, which was ended with it
             return failed
-        # Ranks that were ended because another one left without a word say that they were stopped, which nobody asked for.
-        if told and (code == 0 or self.stopping_since is not None or told[0]["outcome"] != "stopped"):
+        # Ranks that were ended because another one left without a word say that they were stopped, which nobody asked for; and that
+        # the others are done says nothing of the first one's outputs.
+        if told and told[0]["outcome"] == "stopped" and (code == 0 or self.stopping_since is not None):
+            return told[0]
+        if told and told[0]["outcome"] == "done" and self.incarnation.role_outcome(role).exists():
             return told[0]
         if code == -signal.SIGTERM and self.stopping_since is not None:
             return {"outcome": "stopped", "error": f"{role} ended on the stop signal without saving: it was just starting"}
@@ -209,8 +212,8 @@ class Launcher:
             error = (f"{role} died after the kernel had killed a process of this job for memory; ask for more `memory` in cluster.yaml. "
                      f"End of its log: {self._log_tail(role)}")
             return {"outcome": "failed", "blame": "infrastructure", "ending": "oom", "error": error}
-        if (node := self._lost_node(role)) is not None:
-            return {"outcome": "failed", "blame": "infrastructure", "ending": "node_fail", "error": f"{role} lost a node: {node}"}
+        if (lost := self._lost_node(role)) is not None:
+            return {"outcome": "failed", "blame": "infrastructure", "ending": "node_fail", "error": f"{role} lost a node: {lost}"}
         how = f"was killed by signal {-code} ({signal.Signals(-code).name})" if code < 0 else f"exited with {code}"
         return {"outcome": "failed", "blame": "infrastructure", "error": f"{role} {how}; end of its log: {self._log_tail(role)}"}
 
@@ -218,7 +221,7 @@ class Launcher:
         """What srun said of a node that failed under a role; null where it said nothing."""
         log = self.incarnation.log(role)
         found = _NODE_FAILURE.search(log.read_text(errors="replace")) if self._behind_srun() and log.exists() else None
-        return found[0] if found else None
+        return next(filter(None, found.groups())) if found else None
 
     def _log_tail(self, role: str, limit: int = 400) -> str:
         log = self.incarnation.log(role)

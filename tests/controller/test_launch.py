@@ -6,6 +6,7 @@ import json
 import os
 import re
 import socket
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,11 @@ from typing import Any
 import pytest
 
 from evo_hpc.config.slurm import Slurm
+from evo_hpc.controller import hand_over as handing_over
 from evo_hpc.controller import launch as subject
+from evo_hpc.controller.hand_over import HandOver, NotHandedOver, Standby, cancel_successors, hand_over
 from evo_hpc.controller.launch import (
-    ControllerLives, HandOver, LaunchRecord, LaunchUncertain, NotHandedOver, Script, cancel_successors, controller_name, dry_run, hand_over, launch,
+    ControllerLives, LaunchRecord, LaunchUncertain, Script, controller_name, dry_run, launch,
 )
 from evo_hpc.dispatch.slurm.errors import SlurmBusy, SlurmRefused, SlurmUnavailable
 from evo_hpc.dispatch.slurm.records import SlurmJob
@@ -87,7 +90,8 @@ def clock() -> Clock:
 @pytest.fixture
 def slurm(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
     fake = FakeSlurm(clock)
-    monkeypatch.setattr(subject, "submit", fake.submit)
+    for module in (subject, handing_over):
+        monkeypatch.setattr(module, "submit", fake.submit)
     return fake
 
 
@@ -307,3 +311,45 @@ def test_a_started_controller_cancels_those_that_wait_for_it(paths: CampaignPath
     assert cancel_successors(slurm, name=name, own_id="55") == ["56", "59"] == slurm.cancelled  # type: ignore[arg-type]
     slurm.jobs.clear()
     assert cancel_successors(slurm, name=name, own_id="55") == []  # type: ignore[arg-type]
+
+
+class Loop:
+    """What stands by for a controller, and what became of it."""
+
+    def __init__(self, answer: HandOver | Exception, patience: float = 0.2) -> None:
+        self.warned, self.asked = threading.Event(), threading.Event()
+        self.standby = Standby(self.warned.is_set, self.submit, patience)
+        self.answer = answer
+        self.standby.start()
+
+    def submit(self) -> HandOver:
+        self.asked.set()
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+
+SUCCESSOR = HandOver("successor", "101")
+
+
+def test_a_controller_that_is_busy_when_it_is_warned_gets_a_successor() -> None:
+    loop = Loop(SUCCESSOR)
+    loop.warned.set()
+    assert loop.asked.wait(10) and loop.standby.end() == SUCCESSOR
+
+
+def test_one_that_lets_go_in_time_hands_over_itself() -> None:
+    loop = Loop(SUCCESSOR, patience=60)
+    loop.warned.set()
+    assert loop.standby.end() is None and not loop.asked.is_set()
+
+
+def test_without_a_warning_nobody_stands_in() -> None:
+    loop = Loop(SUCCESSOR, patience=0)
+    assert not loop.asked.wait(1) and loop.standby.end() is None
+
+
+def test_where_the_successor_is_refused_the_loop_tries_again() -> None:
+    loop = Loop(NotHandedOver("no"))
+    loop.warned.set()
+    assert loop.asked.wait(10) and loop.standby.end() is None

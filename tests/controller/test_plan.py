@@ -124,6 +124,43 @@ def one(paths: CampaignPaths, *jobs: JobStatus, generation: int = 1):  # type: i
     return make_plan(state(paths, root, version(paths, "v0001", ["v0000"], trained=False, jobs={"train": list(jobs)})), generation)
 
 
+def in_a_row(paths: CampaignPaths, *advanced: bool, age: float = 1e9, cluster: Cluster | None = None):  # type: ignore[no-untyped-def]
+    """The plan after failures by the machine's fault, some of them a step further than all before."""
+    attempts = []
+    for number, each in enumerate(advanced):
+        status = failed(paths, "infrastructure", 1, number)
+        assert status.record is not None
+        attempts.append(replace(status, record=status.record.model_copy(update={"advanced": each, "written_at": 1e9 - age + number})))
+    root = version(paths, "v0000", [], trained=True, evaluated=True, analysed=True)
+    whole = state(paths, root, version(paths, "v0001", ["v0000"], trained=False, jobs={"train": attempts}))
+    if cluster is not None:
+        whole = replace(whole, settings=replace(SETTINGS, cluster=cluster))
+    return make_plan(whole, 1)
+
+
+@pytest.mark.parametrize("advanced, goes_on", [
+    ((True,), True), ((True, False), False), ((False, True), True), ((False, True, False), False), ((True, True, True, True), True),
+    ((False, True, True, False), False),
+])
+def test_failures_after_which_it_came_further_are_not_in_a_row(paths: CampaignPaths, advanced: tuple[bool, ...], goes_on: bool) -> None:
+    plan = in_a_row(paths, *advanced)
+    if goes_on:
+        (again,) = plan.actions
+        assert isinstance(again, Submit) and again.attempt == len(advanced) and not plan.blockers
+    else:
+        assert not plan.actions and plan.blockers
+
+
+def test_on_a_cluster_another_attempt_waits_its_back_off(paths: CampaignPaths) -> None:
+    slurm = Cluster(executor="slurm", max_attempts=9, slurm={"backoff_seconds": 100})  # type: ignore[arg-type]
+    waits = in_a_row(paths, False, age=99, cluster=slurm)
+    assert not waits.actions and not waits.blockers and len(waits.waiting) == 1 and not waits.done
+    assert in_a_row(paths, False, age=101, cluster=slurm).actions
+    assert in_a_row(paths, False, False, age=200, cluster=slurm).waiting, "twice as long after the second"
+    assert in_a_row(paths, False, True, age=102, cluster=slurm).actions, "which came further: it is the first again"
+    assert in_a_row(paths, False, age=0, cluster=SETTINGS.cluster).actions, "not on one machine"
+
+
 def test_the_life_of_an_attempt(paths: CampaignPaths) -> None:
     assert isinstance(one(paths, job(paths, "planned", intent=None)).actions[0], Submit), "a spec without an intent was never submitted"
     assert isinstance(one(paths, job(paths, "planned")).actions[0], Start)

@@ -1,12 +1,17 @@
-"""Of a step that ended together, what is told is the rank that failed first, not what srun did to the others."""
+"""What a role of several ranks comes to: the word of the rank that failed first, not what srun did to the others, nor theirs."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
+
+import pytest
 
 from evo_hpc.config.cluster import Cluster
 from evo_hpc.dispatch.launcher import Launcher
+from evo_hpc.dispatch.slurm.steps import Allocation
 from evo_hpc.paths import JobPaths
 
 LOG = """starting
@@ -20,12 +25,61 @@ srun: Force Terminated StepId=2.0
 """
 
 
-def tail_of(folder: Path, text: str) -> str:
+ALLOCATION = Allocation("5", "5", 0, ("n1", "n2"))
+DONE, STOPPED = {"outcome": "done", "outputs": {"policy": "p"}}, {"outcome": "stopped", "error": "on request"}
+FAILED = {"outcome": "failed", "blame": "infrastructure", "error": "why"}
+
+
+def launcher_of(folder: Path, text: str, **ranks: dict[str, Any]) -> Launcher:
+    """Of a trainer of two nodes with that log, whose ranks (`r0`, `r1`) have said something."""
     job = JobPaths(folder)
     incarnation = job.incarnation(0)
     incarnation.log("trainer").parent.mkdir(parents=True)
     incarnation.log("trainer").write_text(text)
-    return Launcher(job, cast(Any, None), incarnation, cast(Any, None), Cluster())._log_tail("trainer")
+    for rank, told in ranks.items():
+        incarnation.role_outcome("trainer", int(rank[1:])).write_text(json.dumps(told))
+    cluster = Cluster(slurm={"train": {"nodes": 2, "tasks_per_node": 1}})  # type: ignore[arg-type]
+    return Launcher(job, cast(Any, SimpleNamespace(kind="train")), incarnation, cast(Any, None), cluster, ALLOCATION)
+
+
+def tail_of(folder: Path, text: str) -> str:
+    return launcher_of(folder, text)._log_tail("trainer")
+
+
+def outcome_of(launcher: Launcher, code: int, stopping: bool = False) -> dict[str, Any]:
+    launcher.processes["trainer"] = cast(Any, SimpleNamespace(wait=lambda: code))
+    launcher.stopping_since = 0.0 if stopping else None
+    return launcher._outcome("trainer")
+
+
+@pytest.mark.parametrize("ranks, code, stopping, outcome", [
+    ({"r0": DONE, "r1": DONE}, 0, False, "done"),
+    ({"r0": DONE}, 1, False, "done"),  # another rank fell over at its end: the outputs are whole
+    ({"r1": DONE}, 1, False, "failed"),  # the first one died without a word, and its outputs with it
+    ({"r1": DONE}, 0, False, "failed"),
+    ({"r1": STOPPED}, 1, False, "failed"),  # ended with it
+    ({"r1": STOPPED}, 1, True, "stopped"),
+    ({"r0": STOPPED, "r1": STOPPED}, 0, False, "stopped"),
+    ({"r0": DONE, "r1": FAILED}, 1, False, "failed"),
+    ({}, 1, False, "failed"),
+])
+def test_what_the_ranks_come_to(tmp_path: Path, ranks: dict[str, dict[str, Any]], code: int, stopping: bool, outcome: str) -> None:
+    found = outcome_of(launcher_of(tmp_path, "last words", **ranks), code, stopping)
+    assert found["outcome"] == outcome and (outcome != "done" or found["outputs"] == {"policy": "p"})
+
+
+NODE_LOG = """starting
+srun: error: Node failure on n2
+slurmstepd-n1: error: *** STEP 1.1 ON n1 CANCELLED AT 2026-11-30T12:55:29 DUE TO NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS ***
+srun: Job step aborted: Waiting up to 5 seconds for job step to finish.
+"""
+
+
+def test_a_lost_node_is_a_nodes_failure(tmp_path: Path) -> None:
+    """The log is a recording."""
+    found = outcome_of(launcher_of(tmp_path, NODE_LOG), 143)
+    assert (found["outcome"], found["ending"], found["error"]) == ("failed", "node_fail", "trainer lost a node: Node failure on n2")
+    assert "ending" not in outcome_of(launcher_of(tmp_path / "other", LOG), 1)
 
 
 def test_the_failed_ranks_words_are_told(tmp_path: Path) -> None:

@@ -74,6 +74,11 @@ class Site:
         assert done.returncode == 0, done.stderr
         return done.stdout
 
+    def mark(self, state: str, *names: str) -> None:
+        """Tell Slurm of a node's death, or recovery, rather than wait until it notices (half a minute)."""
+        for name in names:
+            self.scontrol("update", f"nodename={name}", f"state={state}", "reason=test")
+
     @contextmanager
     def running(self, paths: CampaignPaths) -> Iterator[subprocess.Popen[str]]:
         """A controller of the campaign as a process of this machine, killed at the end where it still is."""

@@ -10,6 +10,7 @@ import pytest
 
 from tests.cluster import Cluster
 from tests.cluster.fixture import cluster
+from tests.cluster.settings import NODES
 from tests.slurm.campaigns import Site, begin, site_of
 
 __all__ = ["cluster"]
@@ -26,3 +27,13 @@ def site(cluster: Cluster, tmp_path: Path, begun: tuple[Path, dict[str, Any]], m
     """The cluster, as one test uses it."""
     with site_of(cluster, tmp_path, begun, monkeypatch) as found:
         yield found
+
+
+@pytest.fixture
+def nodes(site: Site) -> Iterator[Site]:
+    """The same, all nodes in service again at the end."""
+    yield site
+    for name in NODES:
+        if site.cluster.running()[f"slurmd.{name}"] is None:
+            site.mark("resume", name)
+            site.cluster.start_node(name)

@@ -1,7 +1,7 @@
 """A trainer of several ranks without torch: the ranks meet by MASTER_ADDR and MASTER_PORT, all talk to all, and the first one trains.
 
 Run as a program it takes the place of the jobs' interpreter, as tests/crash/fake_python.py does. What goes wrong, in which attempt, is
-told by the environment: `FAKE_RANKS=0:dies,1:exits,2:hangs`.
+told by the environment: `FAKE_RANKS=0:dies,1:exits,2:hangs`; `notices`: the first one dies of a peer's end.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import os
 import socket
 import struct
 import sys
+import threading
 import time
 from typing import Any
 
@@ -44,6 +45,8 @@ def train(context: RoleContext) -> dict[str, Any]:
         store.wait()  # until the first one closes its end
         context.raise_if_stopped()
         return {}
+    if plan == "notices":
+        store.watch()
     try:
         return fake_roles.train(context)
     finally:
@@ -60,6 +63,7 @@ class Store:
     def __init__(self, rank: int) -> None:
         address = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
         self.peers: list[socket.socket] = []
+        self.closed = False
         if rank == 0:
             self.listener = socket.create_server(("", address[1]), backlog=64)
             return
@@ -90,7 +94,22 @@ class Store:
         self.first.settimeout(None)
         self.first.recv(1)
 
+    def watch(self) -> None:
+        """Die of a peer's end, as a collective does."""
+        def until_gone(peer: socket.socket) -> None:
+            try:
+                gone = peer.recv(1) == b""
+            except OSError:
+                gone = True
+            if gone and not self.closed:
+                print("the first rank has lost a peer", file=sys.stderr, flush=True)
+                os._exit(1)
+
+        for peer in self.peers:
+            threading.Thread(target=until_gone, args=(peer,), daemon=True).start()
+
     def close(self) -> None:
+        self.closed = True
         for peer in self.peers:
             peer.close()
 

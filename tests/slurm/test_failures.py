@@ -6,7 +6,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,22 +23,6 @@ from tests.cluster.settings import NODES
 from tests.slurm.campaigns import EVERY, Site, at_step, claims, ended, evo, first_steps, kill_launcher, said_of, site_of, starts, status, trained, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
-
-
-@pytest.fixture
-def nodes(site: Site) -> Iterator[Site]:
-    """All nodes are in service again at the end."""
-    yield site
-    for name in NODES:
-        if site.cluster.running()[f"slurmd.{name}"] is None:
-            down(site, "resume", name)
-            site.cluster.start_node(name)
-
-
-def down(site: Site, state: str, *names: str) -> None:
-    """Tell Slurm of a node's death, or recovery, rather than wait until it notices (half a minute)."""
-    for name in names:
-        site.cluster.run("scontrol", "update", f"nodename={name}", f"state={state}", "reason=test")
 
 
 def node_of(site: Site, paths: CampaignPaths, restart: int) -> str:
@@ -58,7 +42,7 @@ def test_a_node_dies(nodes: Site) -> None:
         at_step(job, EVERY + 1)
         node = node_of(site, paths, 0)
         site.cluster.kill_node(node)
-        down(site, "down", node)
+        site.mark("down", node)
         ended(process, seconds=180)
     assert claims(job) == [(0, 0), (0, 1)]
     site.same(paths)
@@ -75,7 +59,7 @@ def test_a_slurmd_dies_and_its_step_lives_on_beside_the_requeued_copy(nodes: Sit
         node = node_of(site, paths, 0)
         alive = find_by_argument("--job", str(job.root))
         site.cluster.kill_slurmd(node)
-        down(site, "down", node)
+        site.mark("down", node)
         until(lambda: job.claim(1).exists(), what="the requeued copy")
         assert [pid for pid in alive if Path(f"/proc/{pid}").exists()], "the old step is there beside its copy"
         ended(process, seconds=180)
@@ -169,7 +153,7 @@ def test_slurmctld_dies_right_after_a_submission_while_accounting_is_down(site: 
             cluster.start_dbd()
         if cluster.running()["slurmctld"] is None:
             cluster.start_ctld()
-        down(site, "resume", *NODES)  # a node that was asked to launch a job a second time is drained
+        site.mark("resume", *NODES)  # a node that was asked to launch a job a second time is drained
 
 
 @pytest.mark.rare

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from evo_hpc.config.slurm import Resources, Slurm
-from evo_hpc.controller.launch import ControllerLives, NothingToLaunch, cancel_successors, controller_name, hand_over, launch
+from evo_hpc.controller.hand_over import cancel_successors, hand_over
+from evo_hpc.controller.launch import ControllerLives, NothingToLaunch, controller_name, launch
 from evo_hpc.dispatch.slurm.commands import Commands, environment_for_jobs
 from evo_hpc.dispatch.slurm.script import controller_script
 from evo_hpc.dispatch.slurm.states import life

@@ -65,6 +65,30 @@ def test_a_live_job_is_live_even_after_it_has_saved(state: str, phase: str) -> N
     assert (status.phase, status.slurm_id) == (phase, "5")
 
 
+FAILED = Result(outcome="failed", blame="infrastructure", error="trainer exited with 1")
+
+
+@pytest.mark.parametrize("state, asked, phase, endings", [
+    ("RUNNING", 1.0, "running", ()), ("COMPLETING", 1.0, "running", ()), ("PENDING", 1.0, "queued", ()), ("NODE_FAIL", 1.0, "dead", ("node_fail",)),
+    ("NODE_FAIL", 29.0, "unknown", ()), ("COMPLETED", 1.0, "finished", ()), ("FAILED", 1.0, "finished", ()), (None, 1.0, "finished", ()),
+])
+def test_a_failure_that_a_lost_node_may_explain_waits_for_slurms_word(state: str | None, asked: float, phase: str, endings: tuple[str, ...]) -> None:
+    """Ranks notice sooner than Slurm, which then runs the very job again."""
+    told = found(*[job(state, ended=NOW - 30)] if state else [], asked=NOW - asked)
+    status = judge(attempt(claims=(claim(),), results={0: FAILED}, beats={0: NOW - 1}), told, SLURM, NOW)
+    assert (status.phase, status.endings) == (phase, endings)
+
+
+def test_only_what_the_machine_may_have_done_waits() -> None:
+    running = found(job("RUNNING"))
+    theirs = FAILED.model_copy(update={"blame": "user"})
+    assert judge(attempt(claims=(claim(),), results={0: theirs}), running, SLURM, NOW).phase == "finished"
+    again = attempt(claims=(claim(), claim(1, restart=1)), results={0: FAILED}, beats={1: NOW - 1})
+    assert judge(again, running, SLURM, NOW).phase == "running", "the requeued one is what counts"
+    down = found(job("RUNNING"), error="down")
+    assert judge(attempt(claims=(claim(),), results={0: FAILED}), down, SLURM, NOW).phase == "running"
+
+
 def test_what_it_waits_for_is_said() -> None:
     status = judge(attempt(), found(job("PENDING", reason="JobHeldUser")), SLURM, NOW)
     assert "JobHeldUser" in status.said and "scontrol release" in status.said
