@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 VERSION_ID = re.compile(r"^v\d{4,}$")
@@ -231,7 +232,7 @@ class JobPaths:
         assert found, self.root
         return found
 
-    @property
+    @cached_property
     def owner(self) -> Path:
         """The folder that the job works for: base/ or versions/v0001/."""
         return self.root.parent.parent

@@ -10,7 +10,7 @@ from pathlib import Path
 from evo_hpc.config.slurm import Slurm
 from evo_hpc.controller.budget import Overrun, check
 from evo_hpc.controller.cost import asked_since, write_cost
-from evo_hpc.controller.spending import CostBook
+from evo_hpc.controller.spending import CostBook, Spent
 from evo_hpc.controller.state import CampaignState, VersionState
 from evo_hpc.dispatch.slurm.commands import Commands, NoAccounting, SlurmError
 from evo_hpc.dispatch.slurm.records import SlurmJob
@@ -23,6 +23,11 @@ _LAST_PAUSES = (2.0, 3.0, 5.0)
 _ASK_SECONDS = 30.0
 """Accounting is asked about recorded attempts no oftener: it lags by seconds, and nothing waits for the answer."""
 
+_COUNTING_SHARE = 50
+"""Times as long as the last count of what is used took, until it is counted again."""
+_COUNT_SECONDS = 60.0
+"""But not later than that."""
+
 
 @dataclass
 class Books:
@@ -33,6 +38,9 @@ class Books:
     _settled: dict[str, VersionState] = field(default_factory=dict)
     """Versions none of whose attempts was due, as they were then."""
     _asked_at: float = float("-inf")
+    _spent: Spent | None = None
+    _count_at: float = float("-inf")
+    """Reading of the monotonic clock at which it is counted again."""
 
     def keep(self, state: CampaignState, lease: Lease) -> list[Overrun]:
         """Write down the costs that are settled; every cap of the budget that is reached."""
@@ -49,9 +57,18 @@ class Books:
         budget = state.settings.campaign.budget
         if not any(cap is not None for name, cap in budget.model_dump().items() if name != "grace"):
             return []
-        owners = {"base": state.base_jobs, **{version.id: version.jobs for version in state.versions.values()}}
-        spent = self._book.spent({owner: [s.job for each in jobs.values() for s in each] for owner, jobs in owners.items()})
-        return check(budget, spent)
+        return check(budget, self._spent_by_now(state))
+
+    def _spent_by_now(self, state: CampaignState) -> Spent:
+        """What is used, counted anew when what the last count took is a small share of the time since: with many live jobs, whose
+        records are read for it, it takes longer than all the rest of a tick."""
+        if self._spent is None or time.monotonic() >= self._count_at:
+            began = time.monotonic()
+            owners = {"base": state.base_jobs, **{version.id: version.jobs for version in state.versions.values()}}
+            self._spent = self._book.spent({owner: [s.job for each in jobs.values() for s in each] for owner, jobs in owners.items()})
+            ended = time.monotonic()
+            self._count_at = ended + min(_COUNTING_SHARE * (ended - began), _COUNT_SECONDS)
+        return self._spent
 
     def close(self, state: CampaignState, lease: Lease) -> None:
         """The last look at the accounts before the controller ends: accounting lags by seconds, so it is given some."""

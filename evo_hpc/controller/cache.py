@@ -23,6 +23,23 @@ if TYPE_CHECKING:
     from evo_hpc.controller.state import VersionState
 
 T = TypeVar("T")
+RECORDS_EVERY = 16
+"""Looks from one at the records of an open version's jobs to the next."""
+
+
+@dataclass(frozen=True)
+class Taken:
+    """The signatures of a version's files at one time."""
+
+    whole: Signature
+    quick: Signature
+    """Without the records in the folders of its jobs, which are written once: that another one has come shows in their folders."""
+
+    @classmethod
+    def of(cls, folder: str) -> Taken:
+        """Now."""
+        whole = take(folder, _left_out)
+        return cls(whole, again(folder, tuple(name for name in whole.names if not _is_record(name))))
 
 
 @dataclass(frozen=True)
@@ -30,7 +47,7 @@ class Remembered:
     """A version as it was read."""
 
     state: VersionState
-    signature: Signature
+    taken: Taken
     """Of its files before that."""
     parts: tuple[str, ...] = ()
     """Files that a training run rewrites all the time, which `state.running` was read from."""
@@ -38,10 +55,10 @@ class Remembered:
     """What it was read by: parts and jobs."""
 
     @classmethod
-    def of(cls, state: VersionState, signature: Signature) -> Remembered:
+    def of(cls, state: VersionState, taken: Taken) -> Remembered:
         """One that was read just now."""
         parts = _parts_of(state)
-        return cls(state, signature, parts, _seen(state, parts))
+        return cls(state, taken, parts, _seen(state, parts))
 
 
 @dataclass
@@ -85,8 +102,9 @@ class Ledger(Generic[T]):
 class StateCache:
     """One controller's memory of a campaign.
 
-    At every look: which versions there are; the files (but logs) of the open ones; those of `sweep` closed ones, in turn. So an
-    edit of a closed version shows within ceil(closed / sweep) + 1 looks, later where the sweep's time runs out first.
+    At every look: which versions there are; the files of the open ones, but logs and their jobs' records, which are looked at every
+    RECORDS_EVERY looks; all files of `sweep` closed ones, in turn. So an edit of a closed version shows within ceil(closed / sweep) + 1
+    looks, later where the sweep's time runs out first.
     """
 
     sweep: int = 100
@@ -106,8 +124,11 @@ class StateCache:
     """Versions that were read at this look, or have gone."""
     _before: dict[str, Remembered] = field(default_factory=dict)
     """Of `changed`: as they were."""
-    _signatures: dict[str, Signature] = field(default_factory=dict)
+    _taken: dict[str, Taken] = field(default_factory=dict)
     """Of versions that are to be read, taken before."""
+    _listed: tuple[tuple[int, ...] | None, frozenset[str], tuple[str, ...]] = (None, frozenset(), ())
+    """The folder of all versions, where it has settled: what stat said of it, the names of versions in it, and other names."""
+    _looks: int = 0
     _tree: dict[str, Node] | None = None
     _tree_of: dict[str, Node] = field(default_factory=dict)
     """The nodes that make it up."""
@@ -127,20 +148,36 @@ class StateCache:
     def look(self, paths: CampaignPaths) -> list[VersionPaths]:
         """Find out what has changed, and forget it; the versions whose own files are to be read."""
         root = str(paths.versions_folder)
-        there = _version_names(root)
-        self._before, self._signatures, self.changed = {}, {}, set()
+        there = self._list(root)
+        self._looks += 1
+        self._before, self._taken, self.changed = {}, {}, set()
         for name in [name for name in self.nodes if name not in there or name not in self.versions]:  # the latter: a look that failed
             self._forget(name)
         margin_ns = self.margin_ns
-        open_ones = [name for name, each in self.versions.items() if not (each.state.closed and each.signature.settled(margin_ns))]
+        open_ones = [name for name, each in self.versions.items() if not (each.state.closed and each.taken.whole.settled(margin_ns))]
+        turn = self._looks % RECORDS_EVERY
         for name in open_ones:
-            self._check(root, name)
+            self._check(root, name, quick=_number(name) % RECORDS_EVERY != turn)
         self._sweep(root)
         unread = sorted(there - self.nodes.keys(), key=_number)
         for name in unread:
             self.changed.add(name)
-            self._signatures[name] = take(f"{root}/{name}", _left_out)
+            self._taken[name] = Taken.of(f"{root}/{name}")
         return [paths.version(name) for name in unread]
+
+    @property
+    def other_names(self) -> tuple[str, ...]:
+        """What lies beside the versions, at the last look."""
+        return self._listed[2]
+
+    def _list(self, root: str) -> frozenset[str]:
+        """The versions that there are; read again where the folder has changed."""
+        now, stat = time.time_ns(), _stat(root)
+        if stat is None or stat != self._listed[0]:
+            names, others = _names(root)
+            settled = stat is not None and stat[0] + self.margin_ns < now
+            self._listed = stat if settled else None, names, others
+        return self._listed[1]
 
     def _sweep(self, root: str) -> None:
         if not self._due:
@@ -148,13 +185,16 @@ class StateCache:
             self._due = sorted((name for name, each in self.versions.items() if each.state.closed), key=_number, reverse=True)
         until = time.monotonic() + self.sweep_seconds
         for _ in range(min(self.sweep, len(self._due))):
-            self._check(root, self._due.pop())
+            self._check(root, self._due.pop(), quick=False)
             if time.monotonic() > until:
                 break
 
-    def _check(self, root: str, name: str) -> None:
+    def _check(self, root: str, name: str, quick: bool) -> None:
         each = self.versions.get(name)
-        if each is not None and not self._same(f"{root}/{name}", each.signature):
+        if each is None:
+            return
+        settled = each.taken.whole.settled(self.margin_ns)
+        if not settled or not self._same(f"{root}/{name}", each.taken.quick if quick else each.taken.whole):
             self._forget(name)
 
     def _same(self, folder: str, signature: Signature) -> bool:
@@ -192,9 +232,9 @@ class StateCache:
     def read(self, name: str, read: Callable[[], VersionState]) -> set[str]:
         """Read a version and remember it; those that are to be read again because they start from its policy."""
         before = self._before.pop(name, None)
-        signature = self._signatures.pop(name, None) or (before.signature if before else None)
-        assert signature is not None, "what is to be read was looked at, or was read before"
-        self.versions[name] = Remembered.of(read(), signature)
+        taken = self._taken.pop(name, None) or (before.taken if before else None)
+        assert taken is not None, "what is to be read was looked at, or was read before"
+        self.versions[name] = Remembered.of(read(), taken)
         if before is None or self._tree is None or _hands_on(before.state) == _hands_on(self.versions[name].state):
             return set()
         follow = {each for each, node in self._tree.items() if node.init.partition("@")[0] == name and each in self.versions}
@@ -252,12 +292,15 @@ def progressed(each: Remembered, jobs_of: VersionState) -> bool:
     return _seen(jobs_of, each.parts) != each.seen
 
 
-def _version_names(root: str) -> set[str]:
+def _names(root: str) -> tuple[frozenset[str], tuple[str, ...]]:
+    """Of versions, and of what else lies there."""
     try:
         with os.scandir(root) as entries:
-            return {entry.name for entry in entries if VERSION_ID.match(entry.name) and entry.is_dir()}
+            found = {entry.name: entry.is_dir() for entry in entries}
     except FileNotFoundError:
-        return set()
+        found = {}
+    named = {name for name in found if VERSION_ID.match(name)}
+    return frozenset(name for name in named if found[name]), tuple(sorted(found.keys() - named))
 
 
 def _left_out(name: str) -> bool:
@@ -266,6 +309,12 @@ def _left_out(name: str) -> bool:
     return len(parts) == 3 and (parts[2] in _LOGS or parts[2].startswith(_INCARNATION))
 
 
+def _is_record(name: str) -> bool:
+    parts = name.split("/")
+    return len(parts) == 3 and parts[0] == _JOBS
+
+
+_JOBS = VersionPaths(Path()).job("train", 0).root.parts[0]
 _LOGS = {JobPaths(Path()).launch_log.name, JobPaths(Path()).slurm_log.name}
 _INCARNATION = JobPaths(Path()).incarnation(0).root.name.removesuffix("0")
 

@@ -157,8 +157,7 @@ class Planner:
             self.actions.append(Watch(version.id, step))
         else:
             assert version.init is not None
-            params = {"recipe": version.node.recipe.model_dump(mode="json"), "run": version.run, "init": version.init}
-            self.work(version.id, "train", attempts, params, version.run)
+            self.work(version.id, "train", attempts, version.training, version.run)
 
     def _version(self, version: VersionState) -> None:
         if not version.trained:

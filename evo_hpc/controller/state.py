@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cache as cached
 from functools import cached_property, partial
 from pathlib import Path
+from typing import Any
 
 from evo_hpc.agent.proposal import Round, read_round
 from evo_hpc.agent.rules import Rules, load_rules
@@ -90,6 +91,11 @@ class VersionState:
     def known(self) -> bool:
         """Whether what it can teach is there: its results, and what the current harness found in them."""
         return self.over and (self.analysis is not None or self.cancelled)
+
+    @cached_property
+    def training(self) -> dict[str, Any]:
+        """What its training job is told."""
+        return {"recipe": self.node.recipe.model_dump(mode="json"), "run": self.run, "init": self.init}
 
     @cached_property
     def closed(self) -> bool:
@@ -229,7 +235,7 @@ def _tree(paths: CampaignPaths, cache: StateCache | None) -> dict[str, Node]:
         return nodes
     read, problems = load_nodes(cache.look(paths))
     cache.nodes.update(read)
-    problems += misnamed(paths)
+    problems += misnamed(paths, cache.other_names)
 
     def check(nodes: Mapping[str, Node]) -> dict[str, Node]:
         if found := tree_problems(paths, nodes):
@@ -360,10 +366,13 @@ class _Reader:
             kind: [status if status.phase == "recorded" else self.dispatch.observe_again(status) for status in attempts]
             for kind, attempts in each.state.jobs.items()
         }
-        state = replace(each.state, jobs=jobs)
+        if all(now is before for kind, attempts in jobs.items() for now, before in zip(attempts, each.state.jobs[kind], strict=True)):
+            state = each.state
+        else:
+            state = replace(each.state, jobs=jobs)
         if not state.trained and progressed(each, state):
-            return Remembered.of(replace(state, running=read_running(self.paths.root, jobs.get("train", []), state.run)), each.signature)
-        return replace(each, state=state)
+            return Remembered.of(replace(state, running=read_running(self.paths.root, jobs.get("train", []), state.run)), each.taken)
+        return each if state is each.state else replace(each, state=state)
 
     def _read(self, node: Node) -> VersionState:
         jobs = _jobs(node.paths, node.id, self.dispatch.observe)

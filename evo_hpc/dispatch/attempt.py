@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -41,6 +41,14 @@ class Attempt:
     def of_start(self, number: int) -> tuple[int, Identity] | None:
         """The newest incarnation of a start."""
         return next(((n, identity) for n, identity in reversed(self.claims) if identity.start == number), None)
+
+    def beaten(self) -> Attempt:
+        """The same with the newest heartbeat of its last incarnation as it is now."""
+        if not self.claims:
+            return self
+        number = self.claims[-1][0]
+        beat = _number(self.job.incarnation(number).heartbeat, "time")
+        return self if beat is None else replace(self, beats={**self.beats, number: beat})
 
     @property
     def stale(self) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -16,6 +16,7 @@ from evo_hpc.dispatch.slurm.commands import Commands
 from evo_hpc.dispatch.slurm.executor import SlurmExecutor
 from evo_hpc.dispatch.slurm.judge import FRESH_BEAT_SECONDS, judge
 from evo_hpc.dispatch.slurm.queue import Queue
+from evo_hpc.dispatch.slurm.records import Found
 from evo_hpc.dispatch.status import JobStatus
 from evo_hpc.jobs.spec import Ending, Start, root_digest
 from evo_hpc.paths import JobPaths
@@ -44,6 +45,23 @@ class Executor(Protocol):
         """Collect what has ended."""
 
 
+@dataclass(frozen=True)
+class _Live:
+    """A live attempt as it was last read and judged."""
+
+    attempt: Attempt
+    results: list[str]
+    """Files that it will leave its results in."""
+    found: Found
+    until: float
+    """Unix time until which the judgement holds while the queue says the same."""
+
+
+def _holds_until(status: JobStatus, now: float) -> float:
+    """That time: a heartbeat that is too old is to be read again."""
+    return now + FRESH_BEAT_SECONDS - status.silent
+
+
 @dataclass
 class Dispatch:
     """One controller's executor and its view of all attempts; `status` and its like only look."""
@@ -55,8 +73,8 @@ class Dispatch:
     _queue: Queue | None = None
     _asked: dict[tuple[Path, str | int | None, int | None], float] = field(default_factory=dict)
     """When attempts were told to stop."""
-    _attempts: dict[Path, tuple[Attempt, list[str]]] = field(default_factory=dict)
-    """Live ones that Slurm was asked about, as they were last read, and where they will leave their results."""
+    _attempts: dict[Path, _Live] = field(default_factory=dict)
+    """Live ones that Slurm was asked about, as they were last read."""
 
     def use(self, cluster: Cluster) -> None:
         """Go on with a profile that may have been edited."""
@@ -122,7 +140,7 @@ class Dispatch:
         self._attempts.pop(job.root, None)
         if status.live and found is not None:
             results = [str(job.incarnation(number).result) for number, _ in attempt.claims if number not in attempt.results]
-            self._attempts[job.root] = attempt, results
+            self._attempts[job.root] = _Live(attempt, results, found, _holds_until(status, now))
         return status
 
     def observe_again(self, status: JobStatus) -> JobStatus:
@@ -131,13 +149,18 @@ class Dispatch:
         While the queue shows its job alive and no result has come, all that was read of it holds. Its heartbeat is read again once the
         one that is known is too old to show life, and its progress when its job has ended.
         """
-        attempt = self._attempts.get(status.job.root)
-        if attempt is not None and status.live and not any(map(os.path.exists, attempt[1])):
-            last = attempt[0].starts[-1]
+        known = self._attempts.get(status.job.root)
+        if known is not None and status.live and not any(map(os.path.exists, known.results)):
+            last = known.attempt.starts[-1]
             found = self._ask().look(last.slurm_name or "", last.array_index, last.written_at)
             if found.asked_at is not None and found.error is None:
-                again = judge(attempt[0], found, self.cluster.slurm, self.now())
-                if again.phase in ("queued", "running") and again.silent < FRESH_BEAT_SECONDS:
+                now = self.now()
+                if found.jobs == known.found.jobs and known.found.error is None and now < known.until:
+                    return status
+                attempt = known.attempt if now < known.until else known.attempt.beaten()
+                again = judge(attempt, found, self.cluster.slurm, now)
+                if again.phase in ("queued", "running"):
+                    self._attempts[status.job.root] = replace(known, attempt=attempt, found=found, until=_holds_until(again, now))
                     return again
         return self.observe(status.job)
 

@@ -82,10 +82,11 @@ def load_nodes(folders: Iterable[VersionPaths]) -> tuple[dict[str, Node], list[s
     return nodes, problems
 
 
-def misnamed(campaign: CampaignPaths) -> list[str]:
-    """One message for each folder that holds a version and is not named like one."""
+def misnamed(campaign: CampaignPaths, names: Iterable[str] | None = None) -> list[str]:
+    """One message for each folder that holds a version and is not named like one; `names`: what there is beside those that are."""
     folder = campaign.versions_folder
-    names = sorted(name for name in os.listdir(folder) if not VERSION_ID.match(name)) if folder.is_dir() else []
+    if names is None:
+        names = sorted(name for name in os.listdir(folder) if not VERSION_ID.match(name)) if folder.is_dir() else []
     return [
         f"{folder / name}: not a version's name; rename it to v and four digits (and set its id), or move it out of {folder.name}/"
         for name in names

@@ -81,7 +81,7 @@ def told(read: Callable[[], CampaignState]) -> dict[str, Any] | str:
     except EvoError as error:
         return str(error)
     versions = {
-        name: replace(version, jobs={kind: [replace(status, silent=0.0) for status in attempts] for kind, attempts in version.jobs.items()})
+        name: replace(version, jobs={kind: [replace(status, silent=0.0, said_at=None) for status in attempts] for kind, attempts in version.jobs.items()})
         for name, version in state.versions.items()
     }
     return {f.name: versions if f.name == "versions" else getattr(state, f.name) for f in fields(state) if f.name != "now"}

@@ -83,6 +83,9 @@ class _Watch:
     """Since when a live one has been absent from squeue's answers."""
     answer: int = 0
     """Number of squeue's answer that `seen` and `gone_since` go back to."""
+    found: Found | None = None
+    """What was last found of one that lives, which holds until one of the two is asked again."""
+    found_by: tuple[object, ...] = ()
 
 
 class Queue:
@@ -110,13 +113,21 @@ class Queue:
         key, now = (name, index), self._now()
         if self._squeue.due(now):
             self._ask_squeue(now)
-        watch = self._watched.setdefault(key, _Watch(since, now))
-        watch.since, watch.looked_at = since, now
+        watch = self._watched.get(key)
+        if watch is None:
+            watch = self._watched[key] = _Watch(since, now)
+        watch.looked_at = now
+        by = (since, self._squeue.answers, self._squeue.failures, self._sacct.answers, self._sacct.failures)
+        if watch.found is not None and watch.found_by == by:
+            return watch.found
+        watch.since = since
         self._follow(key, watch)
         live = self._live(key, since)
         if not live:
             self._ask_sacct(since)
-        return self._found(key, watch, live)
+        found = self._found(key, watch, live)
+        watch.found, watch.found_by = (found, by) if live else (None, ())
+        return found
 
     def runs(self, name: str, index: int | None, since: float) -> tuple[SlurmJob, ...]:
         """Every run of it that the last answer of accounting holds, oldest first: each requeue is one of its own. Asks nothing."""
