@@ -139,6 +139,7 @@ class Controller:
         lease, books, cache = ownership.lease, Books(), StateCache()
         while True:
             state = self._seen = self._look(dispatch, cache, ownership)
+            _refuse_what_runs_elsewhere(state)
             control, problem = wish_of(state)
             over_budget = books.keep(state, lease)
             plan = make_plan(state, lease.generation, self.until, control, over_budget, lease.owner.since)
@@ -228,6 +229,14 @@ class Controller:
             time.sleep(_TO_BE_ENDED_SECONDS)  # an exit would be the job's end: Slurm ends this process
             raise NotEnded(f"{self.paths.root}: Slurm said that job {own} is requeued, but did not end it; launch the controller again")
         raise HandedOver(f"{self.paths.root}: this job is about to reach its limit; Slurm job {done.job_id} goes on")
+
+
+def _refuse_what_runs_elsewhere(state: CampaignState) -> None:
+    """Raise UserError for a job of another machine's local executor: from here it can be neither seen nor ended."""
+    for status in state.unrecorded:
+        if status.host is not None:
+            raise UserError(f"{status.job.root}: runs on {status.host}, started by the local executor there; go on with the campaign on that machine, "
+                            "or remove this job folder if it is gone for good")
 
 
 def _pause(state: CampaignState, control: Control) -> float:

@@ -263,7 +263,7 @@ class Planner:
         elif last.intent.work != work and (last.phase in ("planned", "dead") or (last.phase == "finished" and shard is not None)):
             self.actions.append(GiveUp(last, "user", "what it was for has changed since (recipe, init, seed, tasks or evaluation)"))
         elif last.intent.work != work and last.live:
-            how = f"kill {last.pid}" if last.pid is not None else f"scancel {last.slurm_id}"
+            how = f"kill {last.pid}" if last.pid is not None else f"scancel {last.slurm_id}" if last.slurm_id is not None else last.said
             self.blockers.append(Blocker(f"{owner} {kind}", "user", f"{last.job.root}: runs with an earlier recipe, init, seed, tasks or evaluation "
                                          f"than the files say now. Restore them, or stop it ({how}) and run again"))
         elif last.phase == "running" and last.silent > 60 * limits.stall_minutes + SILENCE_SECONDS:

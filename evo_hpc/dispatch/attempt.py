@@ -47,8 +47,8 @@ class Attempt:
         if not self.claims:
             return self
         number = self.claims[-1][0]
-        beat = _number(self.job.incarnation(number).heartbeat, "time")
-        return self if beat is None else replace(self, beats={**self.beats, number: beat})
+        beat = last_beat(self.job, number, self.beats.get(number, 0.0))
+        return replace(self, beats={**self.beats, number: beat}) if beat else self
 
     @property
     def stale(self) -> int:
@@ -103,6 +103,12 @@ def load(model: type[M], path: Path) -> M:
 def campaign_root(job: JobPaths) -> str:
     """Absolute folder of the campaign that a job lies in, links resolved."""
     return str(CampaignPaths.of_job(job).root.resolve())
+
+
+def last_beat(job: JobPaths, incarnation: int, otherwise: float) -> float:
+    """Unix time of an incarnation's last sign of life."""
+    beat = _number(job.incarnation(incarnation).heartbeat, "time")
+    return otherwise if beat is None else beat
 
 
 def _number(path: Path, field: str) -> float | None:

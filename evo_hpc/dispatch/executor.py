@@ -12,15 +12,16 @@ from typing import Protocol
 from evo_hpc.config.cluster import Cluster
 from evo_hpc.dispatch import local
 from evo_hpc.dispatch.attempt import Attempt, campaign_root, load, load_intent, load_record, read_attempt
-from evo_hpc.dispatch.slurm.commands import Commands
+from evo_hpc.dispatch.slurm.commands import Commands, SlurmMissing
 from evo_hpc.dispatch.slurm.executor import SlurmExecutor
-from evo_hpc.dispatch.slurm.judge import FRESH_BEAT_SECONDS, judge
+from evo_hpc.dispatch.slurm.judge import judge
 from evo_hpc.dispatch.slurm.queue import Queue
 from evo_hpc.dispatch.slurm.records import Found
-from evo_hpc.dispatch.status import JobStatus
+from evo_hpc.dispatch.slurm.states import life
+from evo_hpc.dispatch.status import FRESH_BEAT_SECONDS, JobStatus
 from evo_hpc.jobs.spec import Ending, Start, root_digest
-from evo_hpc.paths import JobPaths
-from evo_hpc.store.lease import Lease
+from evo_hpc.paths import CampaignPaths, JobPaths
+from evo_hpc.store.lease import Lease, owner_of, slurm_id, slurm_restart
 
 _MORE_SECONDS = 15.0
 """Beyond the time to save, for the job to end and be seen to have."""
@@ -120,10 +121,11 @@ class Dispatch:
         return ""
 
     def observe(self, job: JobPaths) -> JobStatus:
-        """How far an attempt is. Raises StoreError on damaged records, UserError when another host must be asked."""
+        """How far an attempt is. Raises StoreError on damaged records."""
         intent = load_intent(job)
         if intent is None or intent.executor == "local":
-            return local.observe(job)
+            status = local.observe(job)
+            return status if status.host is None else self._elsewhere(status)
         if (record := load_record(job)) is not None:
             return JobStatus(job, "recorded", incarnation=record.incarnation, record=record, intent=intent)
         attempt = read_attempt(job)
@@ -142,6 +144,23 @@ class Dispatch:
             results = [str(job.incarnation(number).result) for number, _ in attempt.claims if number not in attempt.results]
             self._attempts[job.root] = _Live(attempt, results, found, _holds_until(status, now))
         return status
+
+    def _elsewhere(self, status: JobStatus) -> JobStatus:
+        """One of another host, which nobody can look at: where its controller was a Slurm job, what it started ended with that."""
+        owner = owner_of(CampaignPaths.of_job(status.job), status.generation or 0)
+        if owner is None or owner.slurm_job_id is None or owner.slurm_job_name is None:
+            return status
+        try:
+            found = self._ask().look(owner.slurm_job_name, None, 0.0)
+        except SlurmMissing:
+            return status
+        if found.asked_at is None or found.error is not None:
+            return replace(status, host=None, said=f"{status.said}; Slurm does not answer")
+        run = next((job for job in found.jobs if job.id == owner.slurm_job_id and life(job.state) != "terminal"), None)
+        requeued = slurm_id(os.environ) == owner.slurm_job_id and slurm_restart(os.environ) > owner.slurm_restart  # as this very process's job
+        if status.phase != "running" and (run is None or requeued):
+            return replace(status, phase="dead", host=None, said=f"ended with its controller, Slurm job {owner.slurm_job_id}")
+        return replace(status, host=None, said=f"{status.said}; part of its controller's Slurm job {owner.slurm_job_id}")
 
     def observe_again(self, status: JobStatus) -> JobStatus:
         """How far an attempt is by now whose own files (not those of its incarnations) have not changed since `status` was made.

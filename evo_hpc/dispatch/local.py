@@ -18,10 +18,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from evo_hpc.config.cluster import Cluster
-from evo_hpc.dispatch.attempt import campaign_root, load, load_intent, load_record
+from evo_hpc.dispatch.attempt import campaign_root, last_beat, load, load_intent, load_record
 from evo_hpc.dispatch.intent import check_spec
-from evo_hpc.dispatch.status import JobStatus
-from evo_hpc.errors import UserError
+from evo_hpc.dispatch.status import FRESH_BEAT_SECONDS, JobStatus, Phase
 from evo_hpc.jobs.claims import current_claim
 from evo_hpc.jobs.spec import Ending, Intent, Result, Start
 from evo_hpc.paths import JobPaths
@@ -31,7 +30,7 @@ from evo_hpc.store.processes import find_by_argument
 
 
 def observe(job: JobPaths) -> JobStatus:
-    """The status of one attempt. Raises StoreError on damaged records, UserError when another host must be asked."""
+    """The status of one attempt; of one on another host as far as its files tell. Raises StoreError on damaged records."""
     intent, record = load_intent(job), load_record(job)
     if record is not None:
         return JobStatus(job, "recorded", incarnation=record.incarnation, record=record, intent=intent)
@@ -57,8 +56,10 @@ def _observe(job: JobPaths, intent: Intent | None, copied: bool) -> JobStatus:
         if number in results and results[number].outcome != "stopped":
             return replace(status, phase="finished", incarnation=number)
         if not here and not copied and number not in results:  # one that has saved may go on anywhere
-            raise UserError(f"{job.root}: runs on {identity.process.host}, started by the local executor there; go on with the "
-                            "campaign on that machine, or remove this job folder if it is gone for good")
+            silent = time.time() - last_beat(job, number, identity.claimed_at)
+            phase: Phase = "running" if silent < FRESH_BEAT_SECONDS else "unknown"
+            return replace(status, phase=phase, incarnation=number, host=identity.process.host, generation=identity.generation,
+                           said=f"on {identity.process.host}, no sign of life for {silent:.0f} s")
         if alive:
             return replace(status, phase="running", pid=identity.process.pid, incarnation=number)
     if intent is not None and not copied:

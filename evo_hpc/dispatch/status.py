@@ -9,6 +9,8 @@ from evo_hpc.jobs.spec import Ending, Intent, Record, Result
 from evo_hpc.paths import JobPaths
 
 Phase = Literal["planned", "queued", "running", "unknown", "dead", "finished", "recorded"]
+FRESH_BEAT_SECONDS = 60.0
+"""A heartbeat is written every two seconds; one of this age or younger shows a job that lives, whatever else says nothing of it."""
 LIVE: tuple[Phase, ...] = ("queued", "running", "unknown")
 
 
@@ -30,6 +32,10 @@ class JobStatus:
     intent: Intent | None = None
     seen: tuple[object, object] = (None, None)
     """Claim and incarnations that this was judged by."""
+    host: str | None = None
+    """Another machine than this one, whose local executor started it."""
+    generation: int | None = None
+    """Of the controller that did."""
     slurm_id: str | None = None
     """How Slurm's commands name its newest job: 123, or 123_4."""
     said: str = ""

@@ -65,6 +65,11 @@ def slurm_id(environment: Mapping[str, str]) -> str | None:
     return f"{array}_{index}" if array and index else environment.get("SLURM_JOB_ID")
 
 
+def slurm_restart(environment: Mapping[str, str]) -> int:
+    """How often that job has been requeued."""
+    return int(environment.get("SLURM_RESTART_COUNT") or 0)
+
+
 def _requeued(previous: Owner, owner: Owner) -> bool:
     """Whether the previous owner was an earlier run of this very Slurm job, which Slurm ended before it put it into the queue again."""
     same = previous.slurm_job_id is not None and (previous.slurm_job_id, previous.slurm_job_name) == (owner.slurm_job_id, owner.slurm_job_name)
@@ -156,6 +161,12 @@ def current_owner(paths: CampaignPaths) -> Owner | None:
     return owner
 
 
+def owner_of(paths: CampaignPaths, generation: int) -> Owner | None:
+    """Who held a generation; None where its record is gone. Raises StoreError when it is damaged."""
+    path = paths.generation(generation)
+    return _read_owner(path, generation) if path.exists() else None
+
+
 def owner_may_live(owner: Owner, now: float, ask: Ask | None = None) -> bool:
     """Whether the owner may still act: judged by its process here, elsewhere by its Slurm job, and by its heartbeat where
     nobody can be asked."""
@@ -189,7 +200,7 @@ def acquire(paths: CampaignPaths, *, take_over: bool = False, ask: Ask | None = 
     now = time.time()
     owner = Owner(
         generation=1 + (previous.generation if previous else 0), process=ProcessIdentity.current(), slurm_job_id=slurm_id(os.environ),
-        slurm_job_name=os.environ.get("SLURM_JOB_NAME"), slurm_restart=int(os.environ.get("SLURM_RESTART_COUNT") or 0), acquired_at=now,
+        slurm_job_name=os.environ.get("SLURM_JOB_NAME"), slurm_restart=slurm_restart(os.environ), acquired_at=now,
         heartbeat_at=now,
     )
     goes_on = previous is not None and (_requeued(previous, owner) or (previous.handed_over and previous.slurm_job_name == owner.slurm_job_name))

@@ -13,9 +13,14 @@ from evo_hpc.dispatch.slurm.parse import Listing
 from evo_hpc.dispatch.slurm.records import SlurmJob
 from evo_hpc.dispatch.slurm.states import life
 
-Answer = Literal["ok", "refused", "busy", "lost answer", "lost question", "late"]
+Answer = Literal["ok", "slow", "refused", "busy", "lost answer", "lost question", "late", "killed"]
+"""`slow`: acknowledged, but not in the queue yet; `killed`: whoever submitted it dies before the answer comes."""
 LATE_SECONDS = 50.0
-"""How long a job that is acknowledged late stays unseen; below the profile's settle_seconds."""
+"""How long a job that was submitted may stay unseen; below the profile's settle_seconds."""
+
+
+class Killed(BaseException):
+    """A controller's end, in the middle of a submission."""
 
 
 @dataclass
@@ -47,6 +52,9 @@ class MemoryJob:
     """Accounting has no record of it."""
     dead: bool = False
     """Of a forgotten one: whether its processes have ended."""
+    returns_at: float | None = None
+    """When Slurm will run one again that shows an end."""
+    cancelled_by_us: bool = False
 
     @property
     def run(self) -> Run:
@@ -76,6 +84,10 @@ class MemorySlurm:
     submissions: list[str] = field(default_factory=list)
     """Names that were submitted."""
     violations: list[str] = field(default_factory=list)
+    submit_seconds: float = 0.0
+    """How long sbatch may go on trying after the question was put."""
+    meanwhile: Callable[[], None] | None = None
+    """What happens, once, between a controller's look at the files and squeue's answer."""
     _next: int = 101
 
     def visible(self, job: MemoryJob) -> bool:
@@ -84,6 +96,9 @@ class MemorySlurm:
 
     def queue(self) -> Listing:
         """As Commands.queue."""
+        happens, self.meanwhile = self.meanwhile, None
+        if happens is not None:
+            happens()
         if self.down:
             raise SlurmUnavailable("squeue: Unable to contact slurm controller (connect failure)")
         return Listing(job.record(job.run, "squeue") for job in self.jobs if self.visible(job))
@@ -113,21 +128,31 @@ class MemorySlurm:
         assert name is not None and generation is not None, text
         attempt, _, start = name[1].rpartition("-s")
         for other in self.jobs:
-            if other.attempt == attempt and other.lives and not other.forgotten:  # also one that is acknowledged late: it was to be waited for
+            if other.attempt == attempt and (other.lives or other.returns_at is not None) and not other.forgotten:  # also one that is acknowledged late: it was to be waited for
                 self.violations.append(f"{name[1]} was submitted while {other.name} ({other.run.state}) is in the queue")
         if name[1] in self.submissions:
             self.violations.append(f"{name[1]} was submitted twice")
         self.submissions.append(name[1])
-        if self.reused:
-            job_id = self.reused.pop(0)
+        free = [job_id for job_id in self.reused if not any(job.job_id == job_id and (job.lives or job.returns_at is not None) for job in self.jobs)]
+        if free:
+            job_id = free[0]
+            self.reused.remove(job_id)
         else:
             job_id, self._next = str(self._next), self._next + 1
-        visible = self.now() + (LATE_SECONDS if answer == "late" else 0.0)
+        visible = self.now() + {"slow": LATE_SECONDS, "late": self.submit_seconds + LATE_SECONDS}.get(answer, 0.0)
         self.jobs.append(MemoryJob(name[1], job_id, visible, attempt, int(start), int(generation[1]), [Run(self.now())]))
+        if answer == "killed":
+            raise Killed
         if answer in ("lost answer", "late"):
             raise SlurmUnavailable("sbatch: Socket timed out on send/recv operation")
         return job_id
 
     def cancel(self, ids: list[str], signal: str | None = None, batch: bool = False) -> None:
-        """As Commands.cancel; these histories stop nothing."""
-        raise AssertionError(f"nobody asked to cancel {ids}")
+        """As Commands.cancel, of what the queue shows; these histories send no signals."""
+        assert signal is None and not batch, f"nobody asked to signal {ids}"
+        if self.down:
+            raise SlurmUnavailable("scancel: error: Unable to contact slurm controller (connect failure)")
+        for job in self.jobs:
+            if job.job_id in ids and self.visible(job) and job.lives:
+                job.cancelled_by_us = True
+                job.run.state, job.run.ended, job.run.exit_code, job.dead = "CANCELLED", self.now(), 0, True

@@ -14,11 +14,9 @@ from evo_hpc.dispatch.attempt import Attempt
 from evo_hpc.dispatch.retries import backoff
 from evo_hpc.dispatch.slurm.records import Found, SlurmJob
 from evo_hpc.dispatch.slurm.states import ending, held, life
-from evo_hpc.dispatch.status import JobStatus
+from evo_hpc.dispatch.status import FRESH_BEAT_SECONDS, JobStatus
 from evo_hpc.jobs.spec import Ending, Identity, Result, Start
 
-FRESH_BEAT_SECONDS = 60.0
-"""A heartbeat is written every two seconds; one of this age or younger shows a job that Slurm has forgotten, but that lives."""
 RERUN: tuple[str, ...] = ("PREEMPTED", "NODE_FAIL", "REQUEUED", "REQUEUE_FED")
 """States after which Slurm may put the very job back into the queue a moment later."""
 RERUN_SECONDS = 15.0
