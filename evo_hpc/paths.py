@@ -645,10 +645,10 @@ class CampaignPaths:
         return VersionPaths(self.versions_folder / version)
 
     def versions(self) -> list[VersionPaths]:
-        """Folders named like a version, in order; whether they are whole is not judged here."""
+        """Folders named like a version, in order; whether they are whole, and links lead anywhere, is not judged here."""
         if not self.versions_folder.is_dir():
             return []
-        found = [VersionPaths(p) for p in self.versions_folder.iterdir() if VERSION_ID.match(p.name) and p.is_dir()]
+        found = [VersionPaths(p) for p in self.versions_folder.iterdir() if VERSION_ID.match(p.name) and (p.is_dir() or p.is_symlink())]
         return sorted(found, key=lambda version: int(version.id[1:]))
 
     @classmethod

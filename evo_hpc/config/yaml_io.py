@@ -46,9 +46,14 @@ def _read(path: Path) -> str:
         raise ConfigError(f"{path}: cannot be read ({error.strerror})") from error
 
 
+def parse(text: str) -> Any:
+    """The tree of a text. Raises YAMLError."""
+    return _yaml().load(text)
+
+
 def _parse(path: Path, text: str) -> CommentedMap:
     try:
-        tree = _yaml().load(text)
+        tree = parse(text)
     except MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = mark.line + 1 if mark else 1

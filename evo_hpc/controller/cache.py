@@ -293,10 +293,10 @@ def progressed(each: Remembered, jobs_of: VersionState) -> bool:
 
 
 def _names(root: str) -> tuple[frozenset[str], tuple[str, ...]]:
-    """Of versions, and of what else lies there."""
+    """Of versions (a link to a filesystem that is not mounted at present is one, too), and of what else lies there."""
     try:
         with os.scandir(root) as entries:
-            found = {entry.name: entry.is_dir() for entry in entries}
+            found = {entry.name: entry.is_dir() or entry.is_symlink() for entry in entries}
     except FileNotFoundError:
         found = {}
     named = {name for name in found if VERSION_ID.match(name)}

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from evo_hpc.config.yaml_io import dump_tree, load_tree, plain
 from evo_hpc.controller.state import CampaignState, VersionState
-from evo_hpc.dispatch.attempt import load_result, read_attempt
+from evo_hpc.dispatch.attempt import load_result, reached, work_of
 from evo_hpc.dispatch.status import JobStatus
 from evo_hpc.errors import UserError
 from evo_hpc.evaluation.shards import publish_evaluation
@@ -70,8 +70,7 @@ def write_record(
         state=state, incarnation=status.incarnation if state == "done" else None, blame=blame, error=error, generation=lease.generation,
         ending=_ending(status) if state == "failed" else None,
         started_by=read_json(starts[-1][1])["generation"] if starts else lease.generation,
-        starts=len(starts), advanced=_reached(status.job) > max(map(_reached, _attempts_before(status.job)), default=0), seconds=_seconds(status.job),
-        written_at=time.time(),
+        starts=len(starts), advanced=state == "failed" and _advanced(status), seconds=_seconds(status.job), written_at=time.time(),
     )
     lease.check()
     try:
@@ -87,13 +86,12 @@ def _ending(status: JobStatus) -> Ending | None:
     return status.endings[-1] if status.ended else None
 
 
-def _attempts_before(job: JobPaths) -> list[JobPaths]:
-    return [each for each in OwnerPaths(job.owner).jobs() if (each.kind, each.shard) == (job.kind, job.shard) and each.attempt < job.attempt]
-
-
-def _reached(job: JobPaths) -> int:
-    """The step that an attempt came to; 0 for one without steps."""
-    return max((0, *read_attempt(job).steps.values()))
+def _advanced(status: JobStatus) -> bool:
+    """Whether it came further than the attempts at the same work before it."""
+    job = status.job
+    before = [each for each in OwnerPaths(job.owner).jobs() if (each.kind, each.shard) == (job.kind, job.shard) and each.attempt < job.attempt]
+    same = [each for each in before if status.intent is not None and work_of(each) == status.intent.work]
+    return reached(job) > max(map(reached, same), default=0)
 
 
 def _seconds(job: JobPaths) -> float:

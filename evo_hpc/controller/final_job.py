@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +93,7 @@ class FinalJob:
 
     def _plan(self, statuses: list[JobStatus]) -> Plan:
         """As the controller plans any other job; what is published is not made again."""
-        planner = Planner(self.state, self.ownership.lease.generation, None)
+        planner = Planner(replace(self.state, now=self.dispatch.now()), self.ownership.lease.generation, None)
         for status in statuses:
             if status.phase == "finished":
                 if status.intent is not None and status.intent.work == self.work:

@@ -138,7 +138,7 @@ class Standby:
         while not self.warned():
             if self._over.wait(_GLANCE_SECONDS):
                 return
-        if not self._over.wait(self.patience):
+        if not self._over.wait(self.patience) and self.warned():  # not stopped meanwhile
             try:
                 self.done = self.submit()
             except (EvoError, OSError):

@@ -139,7 +139,8 @@ def _checked(paths: CampaignPaths, until: str | None) -> CampaignState:
     """The state of a campaign that a controller would go on with."""
     state = read_state(paths, hashes=True)
     check_names(state)
-    plan = make_plan(state, 0, until)
+    owner = current_owner(paths)
+    plan = make_plan(state, 1 + (owner.generation if owner is not None else 0), until)  # a person's new try
     if plan.done:
         what = f"nothing is left to do{f' until {until}' if until else ''}"
         raise NothingToLaunch(f"{paths.root}: {what}; see `evo-hpc status {shlex.quote(str(paths.root))}`")

@@ -80,7 +80,7 @@ class Controller:
             check_machine(state.settings.cluster, self.paths.root)
         own = slurm_id(os.environ)
         dispatch = Dispatch(state.settings.cluster)
-        with self._own(waits=own is not None) as ownership:
+        with self._own(own is not None, _warned_seconds(state)) as ownership:
             if own is None:
                 return self._loop(ownership, dispatch)
             _cancel_successors(self.paths, state, own)
@@ -88,10 +88,11 @@ class Controller:
             standby.start()
             try:
                 found = self._loop(ownership, dispatch)
-            finally:
-                submitted = standby.end()
-                if submitted is not None and ownership.stop is not None:
+            except BaseException:  # stopped, blocked, displaced: nobody is to go on
+                if standby.end() is not None:
                     _cancel_successors(self.paths, state, own)
+                raise
+            submitted = standby.end()
         if ownership.warned and ownership.stop is None:
             self._hand_over(found, own, submitted)  # once the campaign is let go: who comes next must find it free
         return found
@@ -105,13 +106,13 @@ class Controller:
         )
 
     @contextmanager
-    def _own(self, waits: bool) -> Iterator[Ownership]:
+    def _own(self, waits: bool, warned_seconds: float) -> Iterator[Ownership]:
         """Own the campaign. One that Slurm started waits for an owner that is just ending: Slurm starts a successor while that
         is still completing. Raises LeaseHeld."""
         deadline = time.monotonic() + (_PREDECESSOR_SECONDS if waits else 0.0)
         while True:
             try:
-                with owned(self.paths, take_over=self.take_over) as ownership:
+                with owned(self.paths, take_over=self.take_over, warned_seconds=warned_seconds) as ownership:
                     yield ownership
                 return
             except LeaseHeld:
@@ -128,8 +129,10 @@ class Controller:
                 return read_state(self.paths, dispatch=dispatch, cache=cache)
             except UserError as error:
                 watched = slurm_id(os.environ) is None
-                if watched or self._seen is None or ownership.stop is not None or ownership.warned or time.monotonic() >= deadline:
+                if watched or self._seen is None or ownership.stop is not None or time.monotonic() >= deadline:
                     raise
+                if ownership.warned:  # who comes next goes on waiting
+                    return self._seen
                 words = f"{error}\nNothing is done until that is mended; jobs go on. Waiting {_MEND_SECONDS / 60:.0f} minutes for it."
                 self.watch(self._seen, Plan((), (), (), (), False), self._say(words))
                 ownership.beat()

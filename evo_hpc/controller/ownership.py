@@ -19,6 +19,8 @@ from evo_hpc.store.atomic import sweep_temps
 from evo_hpc.store.lease import Lease, Owner, acquire, slurm_id
 
 _BEAT_SECONDS = 5.0
+_EARLY_SECONDS = 10.0
+"""The most that Slurm ends a job before the time that its warning announced."""
 _WARNINGS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP, signal.SIGALRM) if slurm_id(os.environ) else ()
 
 
@@ -46,7 +48,19 @@ class Ownership:
     """The signal that asked to stop; null while none has."""
     warned: bool = False
     """Whether Slurm has warned that the controller's own job is about to end."""
+    _warned_at: float = 0.0
+    """Reading of the monotonic clock."""
     _beaten: float = 0.0
+
+    def signalled(self, signum: int, warned_seconds: float) -> None:
+        """Remember a signal; safe in a handler. SIGTERM that comes when the warning has run out is the end that was warned of: no
+        wish of a person's to stop, who comes next goes on."""
+        now = time.monotonic()
+        if signum in _WARNINGS:
+            self._warned_at = self._warned_at if self.warned else now
+            self.warned = True
+        elif not (self.warned and signum == signal.SIGTERM and now >= self._warned_at + warned_seconds - _EARLY_SECONDS):
+            self.stop = signum
 
     def beat(self) -> None:
         """Show life, now and then. Raises LeaseLost when another controller has taken over."""
@@ -56,16 +70,13 @@ class Ownership:
 
 
 @contextmanager
-def owned(paths: CampaignPaths, *, take_over: bool = False) -> Iterator[Ownership]:
-    """Own the campaign within a `with`: leftovers are swept, SIGINT and SIGTERM are noted in `stop`, warnings of Slurm in
-    `warned`. Raises LeaseHeld."""
+def owned(paths: CampaignPaths, *, take_over: bool = False, warned_seconds: float = float("inf")) -> Iterator[Ownership]:
+    """Own the campaign within a `with`: leftovers are swept, SIGINT and SIGTERM are noted in `stop`, warnings of Slurm, which come so
+    long before the end, in `warned`. Raises LeaseHeld."""
     ownership = Ownership(acquire(paths, take_over=take_over, ask=job_lives))
 
     def remember(signum: int, frame: Any) -> None:
-        if signum in _WARNINGS:
-            ownership.warned = True
-        else:
-            ownership.stop = signum
+        ownership.signalled(signum, warned_seconds)
 
     previous = {s: signal.signal(s, remember) for s in (signal.SIGINT, signal.SIGTERM, *_WARNINGS)}
     try:

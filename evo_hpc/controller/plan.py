@@ -333,13 +333,14 @@ class Planner:
             (s.job.owner, s.job.kind, s.job.attempt): s.record
             for s in self.state.all_jobs() if s.record is not None and s.record.generation >= self.since
         }
-        records = list(by_attempt.values())
-        last = heapq.nlargest(FAILURES_IN_A_ROW, records, key=lambda record: record.written_at)[::-1]
-        by_the_machine = all(record.state == "failed" and record.blame == "infrastructure" for record in last)
-        if len(last) < FAILURES_IN_A_ROW or not by_the_machine or any(record.advanced for record in last[1:]):
+        last = heapq.nlargest(FAILURES_IN_A_ROW, by_attempt.items(), key=lambda item: item[1].written_at)[::-1]
+        by_the_machine = all(record.state == "failed" and record.blame == "infrastructure" for _, record in last)
+        # A first attempt comes further than none before it, which says little.
+        further = any(record.advanced and attempt > 0 for (_, _, attempt), record in last[1:])
+        if len(last) < FAILURES_IN_A_ROW or not by_the_machine or further:
             return None
         return Blocker("campaign", "infrastructure", f"{len(last)} attempts in a row failed by the machine's fault, so nothing more is started; the last: "
-                       f"{last[-1].error}")
+                       f"{last[-1][1].error}")
 
     def limited(self, running: int) -> tuple[Action, ...]:
         """The actions, starts only as far as there is room; those of the parts of one piece of work together."""

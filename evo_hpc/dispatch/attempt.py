@@ -111,6 +111,20 @@ def last_beat(job: JobPaths, incarnation: int, otherwise: float) -> float:
     return otherwise if beat is None else beat
 
 
+def reached(job: JobPaths) -> int:
+    """The step that an attempt came to; 0 for one without steps. What is damaged says nothing."""
+    return int(max((step for each in job.incarnations() if (step := _number(each.progress, "step")) is not None), default=0))
+
+
+def work_of(job: JobPaths) -> str | None:
+    """What an attempt is, or was, to do; null where that is not to be read."""
+    try:
+        intent = load_intent(job)
+    except StoreError:
+        return None
+    return intent.work if intent is not None else None
+
+
 def _number(path: Path, field: str) -> float | None:
     """A number in a file that jobs rewrite all the time; what cannot be read says nothing yet."""
     try:

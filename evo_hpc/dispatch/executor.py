@@ -54,13 +54,16 @@ class _Live:
     results: list[str]
     """Files that it will leave its results in."""
     found: Found
+    status: JobStatus
     until: float
-    """Unix time until which the judgement holds while the queue says the same."""
+    """Unix time until which that holds while the queue says the same: a heartbeat that is too old is to be read again, and what is
+    not known for sure is judged anew each time."""
 
-
-def _holds_until(status: JobStatus, now: float) -> float:
-    """That time: a heartbeat that is too old is to be read again."""
-    return now + FRESH_BEAT_SECONDS - status.silent
+    @classmethod
+    def of(cls, attempt: Attempt, results: list[str], found: Found, status: JobStatus, now: float) -> _Live:
+        """As judged now."""
+        certain = status.phase in ("queued", "running") and found.jobs and found.error is None
+        return cls(attempt, results, found, status, now + FRESH_BEAT_SECONDS - status.silent if certain else float("-inf"))
 
 
 @dataclass
@@ -142,7 +145,7 @@ class Dispatch:
         self._attempts.pop(job.root, None)
         if status.live and found is not None:
             results = [str(job.incarnation(number).result) for number, _ in attempt.claims if number not in attempt.results]
-            self._attempts[job.root] = _Live(attempt, results, found, _holds_until(status, now))
+            self._attempts[job.root] = _Live.of(attempt, results, found, status, now)
         return status
 
     def _elsewhere(self, status: JobStatus) -> JobStatus:
@@ -174,12 +177,12 @@ class Dispatch:
             found = self._ask().look(last.slurm_name or "", last.array_index, last.written_at)
             if found.asked_at is not None and found.error is None:
                 now = self.now()
-                if found.jobs == known.found.jobs and known.found.error is None and now < known.until:
-                    return status
-                attempt = known.attempt if now < known.until else known.attempt.beaten()
+                if found.jobs == known.found.jobs and now < known.until:
+                    return known.status
+                attempt = known.attempt.beaten()
                 again = judge(attempt, found, self.cluster.slurm, now)
                 if again.phase in ("queued", "running"):
-                    self._attempts[status.job.root] = replace(known, attempt=attempt, found=found, until=_holds_until(again, now))
+                    self._attempts[status.job.root] = _Live.of(attempt, known.results, found, again, now)
                     return again
         return self.observe(status.job)
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from functools import lru_cache
 from typing import Any, Literal
 
 from pydantic import Field
 
 from evo_hpc.config.base import Config
-from evo_hpc.config.yaml_io import dump_tree, load_model
+from evo_hpc.config.yaml_io import YAMLError, dump_tree, load_model, parse, plain
 from evo_hpc.paths import JobPaths
 from evo_hpc.store.processes import ProcessIdentity
 
@@ -185,7 +186,16 @@ def root_digest(campaign_root: str) -> str:
 
 def load_spec(job: JobPaths) -> JobSpec:
     """The spec of a job folder. Raises ConfigError."""
-    return load_model(job.spec, JobSpec)
+    try:
+        fields: dict[str, Any] = {}
+        for part in _FIELD.split(job.spec.read_text(encoding="utf-8"))[1:]:
+            name, value = _field(part)
+            if name in fields:
+                raise ValueError(f"{name} twice")
+            fields[name] = value
+        return JobSpec.model_validate(fields)
+    except (OSError, ValueError, YAMLError):  # whatever it is, the whole file tells it better
+        return load_model(job.spec, JobSpec)
 
 
 def spec_bytes(spec: JobSpec) -> bytes:
@@ -195,4 +205,25 @@ def spec_bytes(spec: JobSpec) -> bytes:
 
 @lru_cache(maxsize=64)  # all jobs of a campaign share config and cluster, and writing those as YAML takes longer than sbatch does
 def _field_bytes(name: str, value: str) -> bytes:
-    return dump_tree({name: json.loads(value)})
+    data = dump_tree({name: json.loads(value)})
+    _known(data.decode())[:] = [json.loads(value)]  # what was just written need not be parsed
+    return data
+
+
+_FIELD = re.compile(r"^(?=\w)", re.MULTILINE)
+"""Where a field begins: whatever belongs to it is indented."""
+
+
+@lru_cache(maxsize=256)
+def _known(text: str) -> list[Any]:
+    """Where the value of a field is kept; empty before it is known."""
+    return []
+
+
+def _field(text: str) -> tuple[str, Any]:
+    """The name and value of one field. Raises ValueError or YAMLError."""
+    known = _known(text)
+    if not known:
+        ((_, value),) = plain(parse(text)).items()
+        known.append(value)
+    return text.partition(":")[0], known[0]

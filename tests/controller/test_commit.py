@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from evo_hpc.controller.commit import write_record
-from evo_hpc.dispatch.attempt import load_record
+from evo_hpc.dispatch.attempt import load_intent, load_record
 from evo_hpc.dispatch.status import JobStatus
 from evo_hpc.paths import CampaignPaths, JobPaths
-from evo_hpc.store.atomic import write_json
+from evo_hpc.store.atomic import read_json, write_json
 from tests.controller.attempts import Owner, write_attempt
 
 
@@ -25,11 +25,25 @@ def test_an_attempt_advanced_that_came_further_than_all_before_it(tmp_path: Path
         job = _attempt(version.job("train", number))
         if step is not None:
             write_json(job.incarnation(0).progress, {"step": step})
-        write_record(JobStatus(job, "finished", incarnation=0), Owner(), state="failed", blame="infrastructure", error="why")  # type: ignore[arg-type]
+        write_record(JobStatus(job, "finished", incarnation=0, intent=load_intent(job)), Owner(), state="failed", blame="infrastructure", error="why")  # type: ignore[arg-type]
         record = load_record(job)
         assert record is not None
         found.append(record.advanced)
     assert found == advanced
+
+
+def test_attempts_at_other_work_or_damaged_ones_do_not_count(tmp_path: Path) -> None:
+    version = CampaignPaths(tmp_path).version("v0001")
+    other, damaged, own = (_attempt(version.job("train", number)) for number in range(3))
+    write_json(other.incarnation(0).progress, {"step": 500})
+    write_json(other.intent, {**read_json(other.intent), "work": "with the recipe as it was"})
+    damaged.intent.write_text("{")
+    damaged.incarnation(0).result.write_text("{")
+    write_json(own.incarnation(0).progress, {"step": 100})
+    status = JobStatus(own, "finished", incarnation=0, intent=load_intent(own))
+    write_record(status, Owner(), state="failed", blame="infrastructure", error="why")  # type: ignore[arg-type]
+    record = load_record(own)
+    assert record is not None and record.advanced
 
 
 def _attempt(job: JobPaths) -> JobPaths:

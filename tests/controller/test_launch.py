@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import socket
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +19,7 @@ import pytest
 from evo_hpc.config.slurm import Slurm
 from evo_hpc.controller import hand_over as handing_over
 from evo_hpc.controller import launch as subject
+from evo_hpc.controller import ownership
 from evo_hpc.controller.hand_over import HandOver, NotHandedOver, Standby, cancel_successors, hand_over
 from evo_hpc.controller.launch import (
     ControllerLives, LaunchRecord, LaunchUncertain, Script, controller_name, dry_run, launch,
@@ -329,6 +333,32 @@ class Loop:
         return self.answer
 
 
+def test_one_that_is_stopped_in_that_time_gets_none() -> None:
+    loop = Loop(SUCCESSOR, patience=0.5)
+    loop.warned.set()
+    time.sleep(0.2)
+    loop.warned.clear()  # what it asks is: warned, and not stopped
+    assert not loop.asked.wait(1.5) and loop.standby.end() is None
+
+
+@pytest.mark.parametrize("signum, later, stop", [
+    (signal.SIGTERM, 5.0, True), (signal.SIGTERM, 111.0, False), (signal.SIGTERM, 500.0, False), (signal.SIGINT, 500.0, True), (None, 0.0, True),
+])
+def test_the_end_that_was_warned_of_is_no_wish_to_stop(monkeypatch: pytest.MonkeyPatch, signum: int | None, later: float, stop: bool) -> None:
+    """Slurm sends SIGTERM then, as scancel does."""
+    now = [1000.0]
+    monkeypatch.setattr(ownership, "_WARNINGS", (signal.SIGUSR1,))
+    monkeypatch.setattr(ownership, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    owner = ownership.Ownership(None)  # type: ignore[arg-type]
+    if signum is not None:
+        owner.signalled(signal.SIGUSR1, 120.0)
+        now[0] += later / 2
+        owner.signalled(signal.SIGUSR1, 120.0)  # warned twice
+        now[0] += later / 2
+    owner.signalled(signum or signal.SIGTERM, 120.0)
+    assert (owner.stop is not None) == stop and owner.warned == (signum is not None)
+
+
 SUCCESSOR = HandOver("successor", "101")
 
 
@@ -353,3 +383,14 @@ def test_where_the_successor_is_refused_the_loop_tries_again() -> None:
     loop = Loop(NotHandedOver("no"))
     loop.warned.set()
     assert loop.asked.wait(10) and loop.standby.end() is None
+
+
+def test_a_launch_is_a_new_try_after_failures(paths: CampaignPaths, slurm: FakeSlurm, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What failed under earlier controllers does not count against it."""
+    owner = Owner(generation=4, process=ProcessIdentity(host="n1", boot="b", pid=1, start_ticks=1), acquired_at=clock.time, released=True)
+    write_json_once(paths.generation(4), owner.model_dump())
+    asked: list[int] = []
+    plan = subject.make_plan
+    monkeypatch.setattr(subject, "make_plan", lambda state, generation, until: (asked.append(generation), plan(state, generation, until))[1])
+    go(paths, slurm, clock)
+    assert asked == [5]

@@ -151,6 +151,23 @@ def test_failures_after_which_it_came_further_are_not_in_a_row(paths: CampaignPa
         assert not plan.actions and plan.blockers
 
 
+@pytest.mark.parametrize("attempts, stops", [
+    # (attempt, came further than those before it) of versions one after another.
+    ([(0, True)] * 3, True), ([(0, False)] * 3, True), ([(0, True), (1, False), (0, True)], True), ([(0, True), (1, True), (2, True)], False),
+])
+def test_what_fails_in_every_version_is_the_clusters_fault(paths: CampaignPaths, attempts: list[tuple[int, bool]], stops: bool) -> None:
+    versions = [version(paths, "v0000", [], trained=True, evaluated=True, analysed=True)]
+    for number, (attempt, advanced) in enumerate(attempts, start=1):
+        final = failed(paths, "infrastructure", 1).record
+        assert final is not None
+        done = final.model_copy(update={"advanced": advanced, "written_at": float(number)})
+        name = f"v{number:04d}"
+        status = JobStatus(paths.version(name).job("train", attempt), "recorded", intent=INTENT, record=done)
+        versions.append(version(paths, name, ["v0000"], trained=False, jobs={"train": [status]}))
+    plan = make_plan(state(paths, *versions), 1)
+    assert any("3 attempts in a row failed by the machine's fault" in each.error for each in plan.blockers) == stops
+
+
 def test_on_a_cluster_another_attempt_waits_its_back_off(paths: CampaignPaths) -> None:
     slurm = Cluster(executor="slurm", max_attempts=9, slurm={"backoff_seconds": 100})  # type: ignore[arg-type]
     waits = in_a_row(paths, False, age=99, cluster=slurm)

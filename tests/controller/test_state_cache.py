@@ -170,6 +170,23 @@ def test_open_versions_and_lost_folders_are_seen_at_once(looks: Looks) -> None:
     looks.restore()
 
 
+def test_a_version_on_a_disk_that_was_away_for_a_moment_is_seen(looks: Looks) -> None:
+    folder = looks.paths.version(CLOSED).root
+    away = looks.paths.root.with_name("away")
+    folder.rename(away)
+    folder.symlink_to(away)
+    looks.agree()
+    away.rename(away.with_name("not mounted"))
+    time.sleep(3 * looks.cache.settle_seconds)
+    assert f"{CLOSED}/version.yaml: missing" in str(looks.agree()[0]), "it is not taken for one that was never there"
+    away.with_name("not mounted").rename(away)
+    seen, _ = looks.agree()
+    assert isinstance(seen, dict) and CLOSED in seen["versions"]
+    folder.unlink()
+    shutil.rmtree(away)
+    looks.restore()
+
+
 def test_a_job_that_beats_is_never_taken_for_silent(looks: Looks, monkeypatch: pytest.MonkeyPatch) -> None:
     """Heartbeats are not read at every look; what is known of one is never so old that a living job would be killed for it."""
     job, now = looks.paths.version("v0010").job("train", 0), time.time()

@@ -22,6 +22,8 @@ RERUN: tuple[str, ...] = ("PREEMPTED", "NODE_FAIL", "REQUEUED", "REQUEUE_FED")
 RERUN_SECONDS = 15.0
 NODES_FAULT: tuple[str, ...] = ("NODE_FAIL", "BOOT_FAIL")
 """States that end a job for its nodes' sake, whatever it says itself."""
+NODES_SECONDS = 600.0
+"""How long a failed job is waited for that does not come to its end, or was requeued and is held: longer than Slurm takes to notice a node."""
 SAVED_NOT_REQUEUED = 75
 """Exit code of a launcher that has written that it was stopped."""
 SLOW: tuple[Ending, ...] = ("infrastructure", "node_fail", "oom", "code_error")
@@ -52,7 +54,7 @@ def judge(attempt: Attempt, found: Found | None, slurm: Slurm, now: float) -> Jo
     newest = attempt.claims[-1] if attempt.claims else None
     if newest is not None and (result := attempt.results.get(newest[0])) is not None:
         status = replace(status, result=result)
-        if result.outcome != "stopped" and not _may_be_the_nodes(result, newest[1], last, found):
+        if result.outcome != "stopped" and not _may_be_the_nodes(result, newest[1], last, found, now):
             return replace(status, phase="finished", incarnation=newest[0], endings=endings)
     own = attempt.of_start(last.number)
     status = replace(status, incarnation=own[0] if own else None, endings=endings)
@@ -69,12 +71,18 @@ def judge(attempt: Attempt, found: Found | None, slurm: Slurm, now: float) -> Jo
     )
 
 
-def _may_be_the_nodes(result: Result, identity: Identity, last: Start, found: Found | None) -> bool:
+def _may_be_the_nodes(result: Result, identity: Identity, last: Start, found: Found | None, now: float) -> bool:
     """Whether a failure that a job reported may be that of a node of it, which Slurm notices later than the ranks that lost it: while
-    its job is not over, and when that ended, or was requeued, by a node."""
-    if result.outcome != "failed" or result.blame != "infrastructure" or identity.start != last.number or found is None or not found.jobs:
+    its job is not over, for a time, and when that ended, or was requeued, by a node. It was where the attempt has been started again."""
+    if result.outcome != "failed" or result.blame != "infrastructure":
         return False
-    return life(found.jobs[-1].state) != "terminal" or found.jobs[-1].state in NODES_FAULT
+    if identity.start < last.number:
+        return True
+    if found is None or not found.jobs:
+        return False
+    if life(found.jobs[-1].state) != "terminal":
+        return now < result.finished_at + NODES_SECONDS
+    return found.jobs[-1].state in NODES_FAULT
 
 
 def _verdict(attempt: Attempt, last: Start, found: Found | None, slurm: Slurm, now: float) -> tuple[Literal["queued", "running", "unknown"], str] | Dead:

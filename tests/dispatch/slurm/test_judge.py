@@ -65,7 +65,7 @@ def test_a_live_job_is_live_even_after_it_has_saved(state: str, phase: str) -> N
     assert (status.phase, status.slurm_id) == (phase, "5")
 
 
-FAILED = Result(outcome="failed", blame="infrastructure", error="trainer exited with 1")
+FAILED = Result(outcome="failed", blame="infrastructure", error="trainer exited with 1", finished_at=NOW - 30)
 
 
 @pytest.mark.parametrize("state, asked, phase, endings", [
@@ -77,6 +77,21 @@ def test_a_failure_that_a_lost_node_may_explain_waits_for_slurms_word(state: str
     told = found(*[job(state, ended=NOW - 30)] if state else [], asked=NOW - asked)
     status = judge(attempt(claims=(claim(),), results={0: FAILED}, beats={0: NOW - 1}), told, SLURM, NOW)
     assert (status.phase, status.endings) == (phase, endings)
+
+
+@pytest.mark.parametrize("told, phase", [(("PENDING",), "queued"), (("RUNNING",), "running"), (("NODE_FAIL",), "unknown"), ((), "unknown")])
+def test_such_a_failure_stays_one_once_the_attempt_was_started_again(told: tuple[str, ...], phase: str) -> None:
+    """Until the new start has claimed, the failed incarnation is the newest."""
+    again = attempt(starts=(start(0), start(1, age=20, after="node_fail")), claims=(claim(),), results={0: FAILED},
+                    submissions={1: Submission(number=1, job_id="6", written_at=NOW - 19)})
+    status = judge(again, found(*[job(state, ended=NOW - 5) for state in told]), SLURM, NOW)
+    assert (status.phase, status.incarnation) == (phase, None)
+
+
+def test_a_failed_job_that_does_not_come_to_its_end_is_not_waited_for_for_ever() -> None:
+    stuck = attempt(claims=(claim(),), results={0: FAILED.model_copy(update={"finished_at": NOW - 599})})
+    assert judge(stuck, found(job("COMPLETING")), SLURM, NOW).phase == "running"
+    assert judge(stuck, found(job("COMPLETING")), SLURM, NOW + 2).phase == "finished"
 
 
 def test_only_what_the_machine_may_have_done_waits() -> None:
