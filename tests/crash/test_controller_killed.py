@@ -49,8 +49,8 @@ def test_killed_at_some_writes(tmp_path: Path, undisturbed: tuple[dict, int], wh
         assert die_and_go_on(tmp_path, undisturbed, point, when)
 
 
-STRIDE = int(os.environ.get("CRASH_STRIDE", "12"))
-"""CRASH_STRIDE=1 tries every write (half an hour on two cores); CI tries every twelfth: those of Slurm (tests/chaos) are denser."""
+STRIDE = int(os.environ.get("CRASH_STRIDE", "24"))
+"""CRASH_STRIDE=1 tries every write (half an hour on two cores); CI tries every 24th: those of Slurm (tests/chaos) are denser."""
 
 
 @pytest.mark.slow

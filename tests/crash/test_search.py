@@ -117,7 +117,7 @@ def die_and_go_on(first: CampaignPaths, told: dict[str, Any], folder: Path, poin
     return process.returncode == -signal.SIGKILL
 
 
-STRIDE = int(os.environ.get("CRASH_STRIDE", "60"))
+STRIDE = int(os.environ.get("CRASH_STRIDE", "120"))
 """CRASH_STRIDE=1 tries every write of the search (an hour on two cores)."""
 
 

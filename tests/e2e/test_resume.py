@@ -115,6 +115,7 @@ def test_killed_and_resumed_is_bit_for_bit_the_undisturbed_run(undisturbed: Camp
     assert a["weights"] == b["weights"]
 
 
+@pytest.mark.rare
 def test_a_torn_checkpoint_is_passed_over(undisturbed: CampaignPaths, tmp_path: Path, repository: Path) -> None:
     """The newest checkpoint is truncated after a kill: training resumes at the one before, loudly, with the same end."""
     paths = small_campaign(tmp_path / "campaign", repository)

@@ -3,7 +3,7 @@
 A point is what is done, of which job, and when it dies: `before` it, `after` it; of a command `before` it is started, once it is
 `started`, or when it has `answered`. Those that are spent are lines of the file $SPENT, to which it adds its own before it dies; so one
 controller after the other, in one campaign, dies at the next kind of point, until one passes none that is new and comes to the end.
-$KILL_POINT names one point, to die at that alone.
+$KILL_POINT names one point, to die at that alone; $NOT_BEFORE is for how many seconds nobody dies.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,13 +21,14 @@ from typing import Any
 import evo_hpc.store.atomic as atomic
 
 POINT, SPENT = os.environ.get("KILL_POINT"), Path(os.environ["SPENT"])
+EARLIEST = time.monotonic() + float(os.environ.get("NOT_BEFORE", "0"))
 spent = set(SPENT.read_text().split("\n")) if SPENT.exists() else set()
 JOB = re.compile(r"(supervise|train|evaluate)-\d+")
 
 
 def here(point: str) -> None:
     """Die here, if nobody has."""
-    if point not in spent and POINT in (None, point):
+    if point not in spent and POINT in (None, point) and time.monotonic() >= EARLIEST:
         with SPENT.open("a") as file:
             file.write(point + "\n")
         os.kill(os.getpid(), signal.SIGKILL)

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from evo_hpc.jobs.spec import root_digest
+from evo_hpc.dispatch.slurm.commands import Commands
+from evo_hpc.jobs.spec import name_prefix
 from evo_hpc.paths import CampaignPaths
 from tests.crash.campaign import controller
 from tests.slurm.campaigns import Site, ended
@@ -23,10 +24,10 @@ SECONDS = float(os.environ.get("SLURM_CRASH_SECONDS", "40"))
 """Controllers are killed for so long, then one goes on to the end; SLURM_CRASH_SECONDS=3600 kills one at every kind of point."""
 
 
-def submitted(site: Site, paths: CampaignPaths, since: float) -> Counter[Any]:
+def submitted(commands: Commands, paths: CampaignPaths, since: float, campaign: str = "crash") -> Counter[Any]:
     """How many jobs of Slurm's there were of each name and index: accounting and the queue together."""
-    prefix = f"evo-crash-{root_digest(str(paths.root.resolve()))}-"
-    listings = (site.commands.queue(), site.commands.accounting(since))
+    prefix = name_prefix(str(paths.root.resolve()), campaign)
+    listings = (commands.queue(), commands.accounting(since))
     ids = {(job.name, job.array_index, job.job_id) for listing in listings for job in listing if job.name.startswith(prefix)}
     return Counter((name, index) for name, index, _ in ids)
 
@@ -47,5 +48,5 @@ def test_killed_at_one_kind_of_point_after_the_other(site: Site, tmp_path: Path)
     print(f"died {died} times in {time.time() - begun:.0f} s: {points}")
     site.same(paths)
     assert died == len(points) == len(set(points)) >= 5
-    twice = [job for job, times in submitted(site, paths, begun).items() if times > 1]
+    twice = [job for job, times in submitted(site.commands, paths, begun).items() if times > 1]
     assert not twice, f"submitted twice: {twice}; died at {points}"

@@ -100,3 +100,26 @@ def test_without_a_warning_the_steps_since_the_last_checkpoint_are_lost(site: Si
     assert again["written_at"] > before + 0.9, "after the back-off of a failure of the machine"
     firsts = first_steps(job)
     assert lost + 3 - firsts[1] <= EVERY + 2 and firsts[1] > EVERY and firsts[2] == 2 * EVERY + 1, firsts
+
+
+@pytest.mark.rare
+def test_a_part_of_an_array_is_preempted(site: Site) -> None:
+    """The one whose node is taken is requeued, and makes only what is missing; the other part goes on."""
+    evaluate = {"partition": "scavenge", "sbatch_arguments": ["--exclude=n[1-2]", "--exclusive"]}
+    paths = site.campaign(
+        step_seconds=0.05, slurm={"shards": 2, "evaluate": evaluate, "poll_seconds": 0.5}, environment={"FAKE_EVALUATE_SECONDS": "12"},
+    )
+    parts = [paths.version("v0001").job("evaluate", 0, shard) for shard in range(2)]
+    with site.running(paths) as process:
+        hit = until(lambda: next((p for p in parts for j in site.live(read_json(p.start(0))["slurm_name"] if p.start(0).exists() else "none")
+                                  if j.array_index == p.shard and j.state == "RUNNING" and j.nodes == "n4"), None), what="a part on n4")
+        until(lambda: hit.incarnation(0).progress.exists() and read_json(hit.incarnation(0).progress).get("step", 0) > 0, what="its first chunk")
+        preempt(site)
+        until(lambda: hit.claim(1).exists(), what="its second run")
+        ended(process)
+    site.same(paths)
+    other = next(part for part in parts if part != hit)
+    assert claims(hit) == [(0, 0), (0, 1)] and len(starts(hit)) == 1 and claims(other) == [(0, 0)]
+    results = [read_json(hit.incarnation(number).result) for number in range(2)]
+    assert [each["outcome"] for each in results] == ["stopped", "done"]
+    assert read_json(hit.record)["state"] == read_json(other.record)["state"] == "done"
