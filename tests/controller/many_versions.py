@@ -22,20 +22,21 @@ from evo_hpc.config.base import Config
 from evo_hpc.config.campaign import Campaign
 from evo_hpc.config.cluster import Cluster
 from evo_hpc.config.yaml_io import load_model
+from evo_hpc.controller.cost import write_cost
 from evo_hpc.controller.state import read_state
 from evo_hpc.dispatch.executor import Dispatch
 from evo_hpc.dispatch.slurm.parse import Listing, parse_accounting, parse_queue
 from evo_hpc.dispatch.slurm.queue import Queue
 from evo_hpc.harness.analysis import run_analysis, version_inputs
 from evo_hpc.harness.harness import discover, make_harness
-from evo_hpc.jobs.spec import Intent, JobSpec, Start, Submission, job_name
+from evo_hpc.jobs.spec import Intent, JobSpec, Start, Submission, job_name, spec_bytes
 from evo_hpc.lineage.comparison import Comparison, read_comparison
 from evo_hpc.lineage.decision import conclude, read_decision
 from evo_hpc.lineage.looks import Look, read_looks
 from evo_hpc.paths import COMPLETE, CampaignPaths, JobPaths, VersionPaths, version_id
 from evo_hpc.stats import alpha_for_look
 from evo_hpc.store.atomic import dump_json
-from tests.controller.attempts import who, write_attempt
+from tests.controller.attempts import Owner, who, write_attempt
 from tests.report.campaign_folder import STEPS, look_and_decide, new_campaign, publish_evaluation, publish_training
 
 BETTER_EVERY = 50
@@ -57,6 +58,9 @@ def make_versions(folder: Path, count: int) -> CampaignPaths:
         run_analysis(paths.version(version), harness, version_inputs(paths.version(version)))
         write_attempt(paths.version(version).job("evaluate", 0), executor="local")
     write_attempt(paths.version(MODEL).job("train", 0), executor="local")
+    for version in ("v0000", MODEL):
+        for job in paths.version(version).jobs():
+            write_cost(job, Owner(), None, time.time())  # type: ignore[arg-type]  # else the first tick writes it for each, and the sweep sees that
     look_and_decide(paths)
     extend(paths, count)
     return paths
@@ -207,7 +211,8 @@ def add_live_jobs(paths: CampaignPaths, count: int) -> ShownQueue:
         version.version_yaml.write_bytes(dump_json({"id": version.id, "parents": [parent], "author": "person", "hypothesis": "And again."}))
         version.recipe_yaml.write_bytes(paths.version(MODEL).recipe_yaml.read_bytes())
         job.root.mkdir(parents=True)
-        _write(job.spec, spec), _write(job.intent, intent), _write(job.start(0), start)
+        job.spec.write_bytes(spec_bytes(spec))
+        _write(job.intent, intent), _write(job.start(0), start)
         job.script(0).write_text("#!/bin/sh\n")
         _write(job.submission(0), Submission(number=0, job_id=slurm_id, written_at=now))
         if running:

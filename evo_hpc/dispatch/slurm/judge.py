@@ -97,7 +97,7 @@ def _verdict(attempt: Attempt, last: Start, found: Found | None, slurm: Slurm, n
     if (live := next((j for j in reversed(found.jobs) if life(j.state) != "terminal"), None)) is not None:
         return _live(live)
     ours = attempt.ended.get(last.number)
-    if ours is not None and not _fresh(beat, now) and (not found.jobs or found.jobs[-1].state == "CANCELLED"):
+    if ours is not None and (found.jobs[-1].state == "CANCELLED" if found.jobs else not _fresh(beat, now)):
         return Dead(ours.ending, ours.why, ours.written_at)
     stopped = own is not None and own[0] in attempt.results and attempt.results[own[0]].outcome == "stopped"
     if found.jobs:

@@ -129,6 +129,9 @@ def test_what_the_controller_cancelled_was_nobodys_hand(ending: str | None) -> N
     for told in (found(job("CANCELLED", ended=NOW - 30)), found()):
         status = judge(attempt(ended=ours), told, SLURM, NOW)
         assert (status.phase, status.endings, status.said) == ("dead", (ending,) if ending else (), "told to stop")
+    beating = attempt(ended=ours, claims=(claim(),), beats={0: NOW - 31})
+    assert judge(beating, found(job("CANCELLED", ended=NOW - 30)), SLURM, NOW).endings == ((ending,) if ending else ()), "it showed life until it was killed"
+    assert judge(beating, found(), SLURM, NOW).phase == "running", "Slurm has forgotten it, and it may live"
     assert judge(attempt(ended=ours), found(job("RUNNING")), SLURM, NOW).phase == "running", "it was asked for, and is not done yet"
 
 
