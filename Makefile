@@ -10,7 +10,7 @@ PYTHON ?=
 TORCH_INDEX ?=
 MIN_FREE_GB ?= 5
 PYTEST_ARGS ?=
-PYTEST = OMP_NUM_THREADS=1 .venv/bin/python -m pytest --durations=10 $(PYTEST_ARGS)
+PYTEST = OMP_NUM_THREADS=1 .venv/bin/python -m pytest --durations=30 $(PYTEST_ARGS)
 
 help:
 	@echo 'make setup      make or repair .venv (about 3 GB); does nothing when nothing changed'

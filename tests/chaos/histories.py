@@ -56,6 +56,8 @@ SLOW = ("infrastructure", "node_fail", "oom", "code_error")
 MOST_CONTROLLERS = 6
 FRESH_SECONDS = 60.0
 """Age of a heartbeat that shows a life that Slurm knows nothing of."""
+NODES_SECONDS = 600.0
+"""How long a failed job that does not come to its end is waited for."""
 HIDDEN_SECONDS = 50.0
 """How long a filesystem may hide a result from a controller; below the profile's settle_seconds."""
 
@@ -246,17 +248,13 @@ class Histories(RuleBasedStateMachine):
             self.ends(job, word, step_lives=step_lives)
             self.returns(job, accounted)
 
-    @precondition(lambda self: self.runnable())
-    @rule(data=st.data(), word=st.sampled_from(["PREEMPTED", "NODE_FAIL"]), step_lives=st.booleans(), seconds=st.sampled_from([4.0, 12.0, 14.0]),
-          controllers=st.booleans())
-    def a_job_shows_an_end_before_it_is_requeued(self, data: Any, word: str, step_lives: bool, seconds: float, controllers: bool) -> None:
+    @rule(word=st.sampled_from(["PREEMPTED", "NODE_FAIL"]), step_lives=st.booleans(), seconds=st.sampled_from([4.0, 12.0, 14.0]))
+    def a_job_shows_an_end_before_it_is_requeued(self, word: str, step_lives: bool, seconds: float) -> None:
         """For a moment; a controller may look just then."""
-        job = self.pick(data, self.runnable())
-        if not job.forgotten:
+        if (job := self.newest()) is not None:
             self.ends(job, word, step_lives=step_lives)
             job.returns_at = self.now + seconds
-            if controllers:
-                self.time_passes(11.0, step_lives)
+            self.time_passes(11.0, step_lives)
 
     def returns(self, job: MemoryJob, accounted: bool = False) -> None:
         job.dead, job.returns_at = False, None
@@ -278,7 +276,7 @@ class Histories(RuleBasedStateMachine):
         job.forgotten, job.deleted, job.run.accounted = True, deleted, True
 
     @precondition(lambda self: self.processes)
-    @rule(data=st.data(), result=st.sampled_from(["done", "failed", "failed", "user", "stopped"]),
+    @rule(data=st.data(), result=st.sampled_from(["done", *["failed", "stopped"] * 3, "user"]),
           then=st.sampled_from(["ends", "goes on", "is requeued", "node fails", "its node is missed later"]))
     def a_process_writes_its_result(self, data: Any, result: str, then: str) -> None:
         """Also one of a job that Slurm thinks has ended."""
@@ -341,7 +339,156 @@ class Histories(RuleBasedStateMachine):
             return
         self.says(hidden.process, hidden.result)
 
+    # Courses that chance alone would seldom take.
+
+    def newest(self) -> MemoryJob | None:
+        """The job that was submitted last, where it can run."""
+        job = self.slurm.jobs[-1] if self.slurm.jobs else None
+        return job if job is not None and job.lives and job.visible_at <= self.now and not job.forgotten else None
+
+    @rule(word=st.sampled_from([*ENDS, *["stopped", "failed"] * 4]), times=st.sampled_from([1, 3, 6]), code=st.sampled_from([0, 1, 9]),
+          progress=st.sampled_from(["none", "at first", "all the time"]), seconds=st.sampled_from([11.0, 35.0, 700.0]))
+    def the_same_end_again_and_again(self, word: str, times: int, code: int, progress: str, seconds: float) -> None:
+        """Start after start, attempt after attempt, while nothing is wrong with Slurm."""
+        self.slurm.down, self.slurm.answers = False, []
+        self.time_passes(130.0, True)
+        for number in range(times):
+            if (job := self.newest()) is not None:
+                self.runs(job, progress == "all the time" or (progress == "at first" and number == 0))
+                if not job.lives:
+                    continue
+                if word in ("stopped", "failed"):
+                    for process in [p for p in self.processes if p.job is job][-1:]:
+                        self.writes(process, word)
+                else:
+                    self.ends(job, word, code)
+            for _ in range(3):
+                self.time_passes(seconds, False)
+
+    @rule(times=st.integers(2, 8), seconds=st.sampled_from([11.0, 40.0, 55.0]), steps=st.sampled_from([0, 1]), lost=st.booleans(), taken_over=st.booleans())
+    def a_job_runs_on(self, times: int, seconds: float, steps: int, lost: bool, taken_over: bool) -> None:
+        """Also one that neither slurmctld nor accounting knows any more, and before a controller that never saw it there."""
+        job = self.newest()
+        if job is None:
+            return
+        self.runs(job, steps)
+        self.tick(self.controllers[-1])
+        job.forgotten = job.deleted = lost
+        if taken_over and len(self.controllers) < MOST_CONTROLLERS:
+            self.another_controller_takes_over()
+        for _ in range(times):
+            self.time_passes(seconds, True)
+
+    @rule(times=st.integers(1, 3))
+    def a_job_hangs(self, times: int) -> None:
+        """It shows no life, and Slurm sees nothing."""
+        if (job := self.newest()) is not None:
+            self.runs(job)
+            for _ in range(times):
+                self.time_passes(700.0, False)
+
+    @rule(result=st.sampled_from(["done", "failed", "stopped", "stopped"]), goes_on=st.booleans(), looks=st.booleans())
+    def a_job_lives_on_beside_its_copy(self, result: str, goes_on: bool, looks: bool) -> None:
+        """Its node was lost to slurmctld alone."""
+        job = self.newest()
+        if job is None:
+            return
+        self.runs(job)
+        old = next((p for p in self.processes if p.job is job), None)
+        self.ends(job, "NODE_FAIL", step_lives=True)
+        self.returns(job)
+        if looks:
+            self.time_passes(11.0, True)
+        self.runs(job)
+        if old in self.processes:
+            self.writes(old, result, "goes on" if goes_on else "ends")
+        self.time_passes(11.0, True)
+
+    @rule(result=st.sampled_from(["failed", "stopped"]), looks=st.booleans(), word=st.sampled_from([None, *["NODE_FAIL"] * 4, *ENDS]),
+          seconds=st.sampled_from([16.0, 70.0]))
+    def a_job_that_gave_its_result_runs_again(self, result: str, looks: bool, word: str | None, seconds: float) -> None:
+        """Slurm requeues it for its node's sake, or ends it so; what the second run says, or does not say, counts."""
+        job = self.newest()
+        if job is None:
+            return
+        self.runs(job)
+        for process in [p for p in self.processes if p.job is job][-1:]:
+            self.writes(process, result, "goes on")
+        if looks:
+            self.time_passes(11.0, True)
+        if not job.lives:
+            return
+        self.ends(job, "NODE_FAIL")
+        if word == "NODE_FAIL":
+            self.time_passes(seconds, True)
+            return
+        self.returns(job)
+        self.runs(job)
+        self.time_passes(11.0, True)
+        if word is not None and job.lives:
+            self.ends(job, word, 1)
+        self.time_passes(seconds, True)
+
+    @rule(accounted=st.booleans(), result=st.sampled_from([None, "done", "done", "failed", "user"]), late=st.booleans())
+    def a_lost_job_starts_after_all(self, accounted: bool, result: str | None, late: bool) -> None:
+        """It waited, slurmctld forgot it, the next start took its place: then a node runs it."""
+        lost = self.newest()
+        if lost is None:
+            return
+        self.slurm.down, self.slurm.accounting_is, self.slurm.answers = False, "ok", []
+        lost.run.state, lost.forgotten, lost.deleted = "PENDING", True, not accounted
+        self.processes = [p for p in self.processes if p.job is not lost]
+        for _ in range(3):
+            self.time_passes(700.0, False)
+        job = self.newest()
+        if job is None:
+            return
+        if late or result is not None:
+            self.runs(job)
+        for process in [p for p in self.processes if p.job is job and result is not None][-1:]:
+            self.writes(process, str(result))
+            self.time_passes(11.0, True)
+        if lost.lives:
+            self.runs(lost)
+
+    @rule(answer=st.sampled_from(["late", "slow", "lost answer", "killed"]), times=st.integers(2, 5))
+    def a_submission_shows_late(self, answer: Any, times: int) -> None:
+        """Of a job that is started again at once."""
+        if (job := self.newest()) is not None:
+            self.slurm.down, self.slurm.answers = False, [answer]
+            self.runs(job)
+            self.ends(job, "PREEMPTED")
+            for _ in range(times):
+                self.time_passes(35.0, True)
+
+    @rule(seconds=st.sampled_from([35.0, 70.0, 700.0]), times=st.integers(1, 4), beats=st.booleans(), taken_over=st.booleans())
+    def slurmctld_is_down_for_a_while(self, seconds: float, times: int, beats: bool, taken_over: bool) -> None:
+        """Also for a controller that has never seen what the queue holds."""
+        self.slurm.down = True
+        if taken_over and len(self.controllers) < MOST_CONTROLLERS:
+            self.another_controller_takes_over()
+        for _ in range(times):
+            self.time_passes(seconds, beats)
+        self.slurm.down = False
+        self.time_passes(130.0, beats)
+
     # What controllers do.
+
+    @precondition(lambda self: len(self.controllers) < MOST_CONTROLLERS)
+    @rule(what=st.sampled_from(["done", "user", "PREEMPTED", "FAILED", "CANCELLED"]))
+    def a_displaced_controller_sees_it_first(self, what: str) -> None:
+        """Something is to be done, and the one that is to do it has not looked yet."""
+        if (job := self.newest()) is not None:
+            self.runs(job)
+            if what in ENDS and job.lives:
+                self.ends(job, what, 1)
+            for process in [p for p in self.processes if p.job is job and what not in ENDS][-1:]:
+                self.writes(process, what)
+        self.passes(700.0)
+        self.controllers.append(Controller(self, len(self.controllers) + 1))
+        for _ in range(2):
+            self.a_controller_looks_and_acts(True)
+            self.passes(20.0)
 
     @precondition(lambda self: len(self.controllers) < 4)
     @rule()
@@ -369,9 +516,10 @@ class Histories(RuleBasedStateMachine):
         job = self.pick(data, self.runnable())
 
         def happens() -> None:
-            if what == "is requeued" and not job.forgotten:
-                self.ends(job, "NODE_FAIL")
-                self.returns(job)
+            if what == "is requeued":
+                if not job.forgotten:
+                    self.ends(job, "NODE_FAIL")
+                    self.returns(job)
             elif what == "ends":
                 self.ends(job, "FAILED", 1)
             else:
@@ -390,7 +538,13 @@ class Histories(RuleBasedStateMachine):
         return sorted(str(p) for p in self.paths.root.rglob("*") if p.is_file())
 
     def tick(self, controller: Controller) -> None:
-        """One look, and what follows from it. A controller that is killed meanwhile is followed by another one."""
+        """One look, what follows from it, and whether that was right."""
+        self.looks_and_acts(controller)
+        self.what_is_committed_stays()
+        self.caps_hold()
+
+    def looks_and_acts(self, controller: Controller) -> None:
+        """A controller that is killed meanwhile is followed by another one."""
         statuses = [self.observed(controller, job) for job in self.paths.base.jobs()]
         if statuses and statuses[-1].record is not None and statuses[-1].record.state == "done":
             return
@@ -457,9 +611,12 @@ class Histories(RuleBasedStateMachine):
             assert not alive, f"{alive} are given up though they are in the queue: {status.said}"
         elif status.result is not None and status.result.blame == "infrastructure" and asked.error is None and asked.asked_at is not None:
             identity = read_json(status.job.claims()[-1][1])
+            assert identity["start"] == last.number, "given up for what an earlier start said"
+            waited = self.now >= status.result.finished_at + NODES_SECONDS
             for job in jobs:
                 if identity["start"] == last.number and last.written_at <= asked.asked_at >= job.visible_at and not job.forgotten:
-                    assert not job.lives and job.run.state not in OF_NODES, f"{job.name}, which is {job.run.state}, is given up by its own word alone"
+                    assert not job.lives or waited, f"{job.name}, which is {job.run.state}, is given up by its own word alone"
+                    assert job.run.state not in OF_NODES, f"{job.name} is given up though it was its node's fault"
 
     def may_be_killed(self, status: JobStatus) -> None:
         for process in self.processes:
@@ -493,11 +650,11 @@ class Histories(RuleBasedStateMachine):
         assert told == tells, f"remembered {told} ({status.said}), afresh {tells} ({fresh.said})"
         assert abs(status.silent - fresh.silent) <= FRESH_SECONDS, f"silent for {status.silent:.0f} s, afresh {fresh.silent:.0f} s"
         asked = controller.queue._squeue
-        if status.phase in ("recorded", "finished") or asked.asked_at is None:
+        if status.phase in ("planned", "recorded", "finished") or asked.asked_at is None:
             return
         assert asked.error is not None or self.now - asked.asked_at <= SLURM.poll_seconds, "judged by an old answer, though squeue would answer"
         if asked.error is None and asked.asked_at == self.now:
-            name = StartRecord.model_validate(read_json(status.job.starts()[-1][1])).slurm_name if status.job.starts() else None
+            name = read_json(status.job.starts()[-1][1])["slurm_name"]
             if any(job.name == name and self.slurm.visible(job) and job.lives for job in self.slurm.jobs):
                 assert status.phase in ("queued", "running"), f"{name} is in the queue, yet {status.phase}: {status.said}"
 
@@ -507,8 +664,12 @@ class Histories(RuleBasedStateMachine):
         if path is not None and path.exists():
             result = read_json(path)
             assert result["outcome"] != "done" and result["blame"] != "user", f"dead, though it has its result: {status.said}"
+        last = StartRecord.model_validate(read_json(status.job.starts()[-1][1]))
+        for process in self.processes:
+            newest = bool(claims) and process.folder == status.job and process.incarnation.number == claims[-1][0] and process.job.name == last.slurm_name
+            if newest and process.job.forgotten and process.job.lives and len(process.job.runs) == 1:
+                assert self.now - process.beaten_at >= FRESH_SECONDS, f"dead, though it shows life: {status.said}"
         if not status.refused and "Limit" not in status.said:
-            last = StartRecord.model_validate(read_json(status.job.starts()[-1][1]))
             asked = controller.queue._squeue.asked_at
             assert asked is not None and asked >= last.written_at, f"dead though squeue was not asked since its start: {status.said}"
 
@@ -549,9 +710,9 @@ class Histories(RuleBasedStateMachine):
 
     def is_right(self, job: JobPaths, record: Record, jobs: list[JobPaths]) -> None:
         """Of a record just written: how far it says that the attempt came, and that a failure has its cause."""
-        assert record.advanced == (self.reached(job) > max(map(self.reached, jobs[: jobs.index(job)]), default=0))
         if record.state != "failed":
             return
+        assert record.advanced == (self.reached(job) > max(map(self.reached, jobs[: jobs.index(job)]), default=0))
         newest = job.claims()[-1][0] if job.claims() else None
         told = None if newest is None else self.results.get((job.root.name, newest))
         starts = [StartRecord.model_validate(read_json(path)) for _, path in job.starts()]
@@ -636,8 +797,6 @@ class Histories(RuleBasedStateMachine):
             self.passes(60)
             self.tick(controller)
             self.nothing_is_submitted_beside_a_visible_job()
-            self.what_is_committed_stays()
-            self.caps_hold()
             jobs = self.paths.base.jobs()
             record = load_record(jobs[-1]) if jobs else None
             if record is not None and (record.state == "done" or controller.blocked):

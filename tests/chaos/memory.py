@@ -128,7 +128,8 @@ class MemorySlurm:
         assert name is not None and generation is not None, text
         attempt, _, start = name[1].rpartition("-s")
         for other in self.jobs:
-            if other.attempt == attempt and (other.lives or other.returns_at is not None) and not other.forgotten:  # also one that is acknowledged late: it was to be waited for
+            comes = other.lives or other.returns_at is not None
+            if other.attempt == attempt and comes and not other.forgotten:  # also one that is acknowledged late: it was to be waited for
                 self.violations.append(f"{name[1]} was submitted while {other.name} ({other.run.state}) is in the queue")
         if name[1] in self.submissions:
             self.violations.append(f"{name[1]} was submitted twice")

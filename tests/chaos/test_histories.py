@@ -13,7 +13,7 @@ from tests.chaos.histories import ENDS, LIVELY, Histories
 
 def test_histories() -> None:
     """A few hundred steps of each kind; HISTORIES=n tries n histories."""
-    number = int(os.environ.get("HISTORIES", "120"))
+    number = int(os.environ.get("HISTORIES", "40"))
     run_state_machine_as_test(
         Histories, settings=settings(max_examples=number, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)),
     )

@@ -79,7 +79,7 @@ def _may_be_the_nodes(result: Result, identity: Identity, last: Start, found: Fo
     if identity.start < last.number:
         return True
     if found is None or not found.jobs:
-        return False
+        return found is not None and found.error is not None and now < result.finished_at + NODES_SECONDS
     if life(found.jobs[-1].state) != "terminal":
         return now < result.finished_at + NODES_SECONDS
     return found.jobs[-1].state in NODES_FAULT

@@ -102,6 +102,9 @@ def test_only_what_the_machine_may_have_done_waits() -> None:
     assert judge(again, running, SLURM, NOW).phase == "running", "the requeued one is what counts"
     down = found(job("RUNNING"), error="down")
     assert judge(attempt(claims=(claim(),), results={0: FAILED}), down, SLURM, NOW).phase == "running"
+    never = found(asked=None, error="down")
+    assert judge(attempt(claims=(claim(),), results={0: FAILED}), never, SLURM, NOW).phase == "unknown", "a new controller, which has not heard of it yet"
+    assert judge(attempt(claims=(claim(),), results={0: FAILED}), never, SLURM, NOW + 600).phase == "finished"
 
 
 def test_what_it_waits_for_is_said() -> None:
