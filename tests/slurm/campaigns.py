@@ -77,7 +77,8 @@ class Site:
     def mark(self, state: str, *names: str) -> None:
         """Tell Slurm of a node's death, or recovery, rather than wait until it notices (half a minute)."""
         for name in names:
-            self.scontrol("update", f"nodename={name}", f"state={state}", "reason=test")
+            done = self.cluster.run("scontrol", "update", f"nodename={name}", f"state={state}", "reason=test")
+            assert done.returncode == 0 or state == "resume", done.stderr  # one that is in service cannot be resumed
 
     @contextmanager
     def running(self, paths: CampaignPaths) -> Iterator[subprocess.Popen[str]]:
