@@ -22,7 +22,6 @@ _LAST_PAUSES = (2.0, 3.0, 5.0)
 """Seconds that accounting is given at the end."""
 _ASK_SECONDS = 30.0
 """Accounting is asked about recorded attempts no oftener: it lags by seconds, and nothing waits for the answer."""
-
 _COUNTING_SHARE = 50
 """Times as long as the last count of what is used took, until it is counted again."""
 _COUNT_SECONDS = 60.0

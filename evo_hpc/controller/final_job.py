@@ -11,7 +11,7 @@ from typing import Any
 from evo_hpc.controller.act import Event, carry_out_job, short_name
 from evo_hpc.controller.commit import write_record
 from evo_hpc.controller.loop import POLL_SECONDS, Watcher
-from evo_hpc.controller.blockers import blocked
+from evo_hpc.controller.blockers import blocked, refuse_what_runs_elsewhere
 from evo_hpc.controller.ownership import Interrupted, Ownership
 from evo_hpc.controller.actions import Action, Commit, GiveUp, Kill, Plan, Start, Submit
 from evo_hpc.controller.plan import Planner
@@ -58,6 +58,7 @@ class FinalJob:
         """The two evaluations, the baseline's first. Raises UserError or Failure when they cannot be had, Interrupted on a signal."""
         while True:
             statuses = [self.dispatch.observe(job) for job in self.paths.jobs()]
+            refuse_what_runs_elsewhere(statuses)
             plan = self._plan(statuses)
             if plan.done:
                 baseline, candidate = (read_evaluation_folder(self._folder(c), c.version) for c in self._candidates())

@@ -19,7 +19,6 @@ from evo_hpc.dispatch.slurm.submit import submit
 from evo_hpc.errors import EvoError, Failure
 from evo_hpc.paths import CampaignPaths
 
-
 _GLANCE_SECONDS = 0.5
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from evo_hpc.config.control import Control
 from evo_hpc.controller.act import Event, carry_out, short_name
 from evo_hpc.controller.actions import Action, Plan
-from evo_hpc.controller.blockers import blocked
+from evo_hpc.controller.blockers import blocked, refuse_what_runs_elsewhere
 from evo_hpc.controller.books import Books
 from evo_hpc.controller.budget import to_stop
 from evo_hpc.controller.cache import StateCache
@@ -142,7 +142,7 @@ class Controller:
         lease, books, cache = ownership.lease, Books(), StateCache()
         while True:
             state = self._seen = self._look(dispatch, cache, ownership)
-            _refuse_what_runs_elsewhere(state)
+            refuse_what_runs_elsewhere(state.unrecorded)
             control, problem = wish_of(state)
             over_budget = books.keep(state, lease)
             plan = make_plan(state, lease.generation, self.until, control, over_budget, lease.owner.since)
@@ -232,14 +232,6 @@ class Controller:
             time.sleep(_TO_BE_ENDED_SECONDS)  # an exit would be the job's end: Slurm ends this process
             raise NotEnded(f"{self.paths.root}: Slurm said that job {own} is requeued, but did not end it; launch the controller again")
         raise HandedOver(f"{self.paths.root}: this job is about to reach its limit; Slurm job {done.job_id} goes on")
-
-
-def _refuse_what_runs_elsewhere(state: CampaignState) -> None:
-    """Raise UserError for a job of another machine's local executor: from here it can be neither seen nor ended."""
-    for status in state.unrecorded:
-        if status.host is not None:
-            raise UserError(f"{status.job.root}: runs on {status.host}, started by the local executor there; go on with the campaign on that machine, "
-                            "or remove this job folder if it is gone for good")
 
 
 def _pause(state: CampaignState, control: Control) -> float:

@@ -188,7 +188,10 @@ def load_spec(job: JobPaths) -> JobSpec:
     """The spec of a job folder. Raises ConfigError."""
     try:
         fields: dict[str, Any] = {}
-        for part in _FIELD.split(job.spec.read_text(encoding="utf-8"))[1:]:
+        before, *parts = _FIELD.split(job.spec.read_text(encoding="utf-8"))
+        if before.strip():
+            raise ValueError("something stands before the first field")
+        for part in parts:
             name, value = _field(part)
             if name in fields:
                 raise ValueError(f"{name} twice")

@@ -6,11 +6,13 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from evo_hpc.config.cluster import Cluster
-from evo_hpc.controller.loop import _refuse_what_runs_elsewhere
+from evo_hpc.controller.blockers import refuse_what_runs_elsewhere
+from evo_hpc.controller.final_job import FinalJob
 from evo_hpc.dispatch.executor import Dispatch
 from evo_hpc.dispatch.slurm.errors import SlurmMissing, SlurmUnavailable
 from evo_hpc.dispatch.slurm.parse import Listing
@@ -111,4 +113,8 @@ def test_its_result_counts_wherever_it_ran(job: JobPaths) -> None:
 def test_a_controller_refuses_what_it_can_neither_see_nor_end(job: JobPaths) -> None:
     status = Dispatch(Cluster(), _queue=Queue(Slurm(), 10)).observe(job)  # type: ignore[arg-type]
     with pytest.raises(UserError, match="runs on n1, .* go on with the campaign on that machine"):
-        _refuse_what_runs_elsewhere(SimpleNamespace(unrecorded=(status,)))  # type: ignore[arg-type]
+        refuse_what_runs_elsewhere([status])
+    final: Any = object.__new__(FinalJob)
+    final.paths, final.dispatch = SimpleNamespace(jobs=lambda: [job]), SimpleNamespace(observe=lambda job: status)
+    with pytest.raises(UserError, match="runs on n1"):
+        final.run()

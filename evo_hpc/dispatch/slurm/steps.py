@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from evo_hpc.config.slurm import Resources
+from evo_hpc.store.lease import slurm_id, slurm_restart
 
 _PORTS = range(20000, 30000)
 
@@ -29,8 +30,7 @@ class Allocation:
         job_id = env.get("SLURM_JOB_ID")
         if not job_id:
             return None
-        array, index = env.get("SLURM_ARRAY_JOB_ID"), env.get("SLURM_ARRAY_TASK_ID")
-        return cls(job_id, f"{array}_{index}" if array and index else job_id, int(env.get("SLURM_RESTART_COUNT") or 0), hosts)
+        return cls(job_id, slurm_id(env) or job_id, slurm_restart(env), hosts)
 
 
 def rendezvous(allocation: Allocation) -> dict[str, str]:
