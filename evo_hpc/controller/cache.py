@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -122,6 +122,11 @@ class StateCache:
     """What each decision was last found right by."""
     changed: set[str] = field(default_factory=set)
     """Versions that were read at this look, or have gone."""
+    watched: set[str] = field(default_factory=set)
+    """Versions that are looked at every time: those that are open, and those that have not settled."""
+    _touched: set[str] = field(default_factory=set)
+    """Versions that were remembered anew since `states` was last made."""
+    _states: dict[str, VersionState] = field(default_factory=dict)
     _before: dict[str, Remembered] = field(default_factory=dict)
     """Of `changed`: as they were."""
     _taken: dict[str, Taken] = field(default_factory=dict)
@@ -151,12 +156,10 @@ class StateCache:
         there = self._list(root)
         self._looks += 1
         self._before, self._taken, self.changed = {}, {}, set()
-        for name in [name for name in self.nodes if name not in there or name not in self.versions]:  # the latter: a look that failed
+        for name in (self.nodes.keys() - there) | (self.nodes.keys() - self.versions.keys()):  # the latter: a look that failed
             self._forget(name)
-        margin_ns = self.margin_ns
-        open_ones = [name for name, each in self.versions.items() if not (each.state.closed and each.taken.whole.settled(margin_ns))]
         turn = self._looks % RECORDS_EVERY
-        for name in open_ones:
+        for name in tuple(self.watched):
             self._check(root, name, quick=_number(name) % RECORDS_EVERY != turn)
         self._sweep(root)
         unread = sorted(there - self.nodes.keys(), key=_number)
@@ -207,8 +210,31 @@ class StateCache:
     def forget(self, name: str) -> None:
         """What was read of a version beyond version.yaml and recipe.yaml."""
         self.changed.add(name)
+        self.watched.discard(name)
         if (before := self.versions.pop(name, None)) is not None:
             self._before[name] = before
+
+    def remember(self, name: str, each: Remembered) -> None:
+        """A version as it is now."""
+        self.versions[name] = each
+        self._touched.add(name)
+        if each.state.closed and each.taken.whole.settled(self.margin_ns):
+            self.watched.discard(name)
+        else:
+            self.watched.add(name)
+
+    def states(self, nodes: Mapping[str, Node]) -> dict[str, VersionState]:
+        """All states, in the order of `nodes`; but for those remembered anew the ones of the look before."""
+        if self._states.keys() != nodes.keys():
+            self._states = {name: self.versions[name].state for name in nodes}
+        elif self._touched:
+            self._states = {**self._states, **{name: self.versions[name].state for name in self._touched}}
+        self._touched = set()
+        return self._states
+
+    def open_states(self) -> tuple[VersionState, ...]:
+        """Those that are not closed, in the order of ids."""
+        return tuple(state for name in sorted(self.watched, key=_number) if not (state := self.versions[name].state).closed)
 
     def tree(self, check: Callable[[dict[str, Node]], dict[str, Node]]) -> dict[str, Node]:
         """The tree that `nodes` form, in the order of ids, as `check` makes it of them; made once for the same nodes."""
@@ -234,7 +260,7 @@ class StateCache:
         before = self._before.pop(name, None)
         taken = self._taken.pop(name, None) or (before.taken if before else None)
         assert taken is not None, "what is to be read was looked at, or was read before"
-        self.versions[name] = Remembered.of(read(), taken)
+        self.remember(name, Remembered.of(read(), taken))
         if before is None or self._tree is None or _hands_on(before.state) == _hands_on(self.versions[name].state):
             return set()
         follow = {each for each, node in self._tree.items() if node.init.partition("@")[0] == name and each in self.versions}

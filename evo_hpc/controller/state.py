@@ -216,6 +216,8 @@ def read_state(paths: CampaignPaths, *, hashes: bool = False, dispatch: Dispatch
         paths=paths, settings=settings, tasks=tasks, base_policy=base_policy, base_jobs=_jobs(paths.base, "base", dispatch.observe), versions=versions,
         found=found, harness=harness, rounds=rounds, now=dispatch.now(),
     )
+    if cache is not None:
+        vars(state)["open"] = cache.open_states()  # as the property would find them among all
     if cache is None or cache.differs(rounds, tuple(number for number, _ in paths.harnesses())):
         _check_harnesses(paths, nodes)
         if problems := list(decision_problems(state, None if cache is None else cache.decisions)):
@@ -252,14 +254,15 @@ def _versions(reader: _Reader, cache: StateCache) -> dict[str, VersionState]:
     identity = None if reader.base_policy is None else cache.value(reader.paths.root / reader.base_policy, reader.identity)
     harness = reader.harness and (reader.harness.id, reader.harness.digest)
     cache.depends_on((reader.settings.campaign, reader.tasks, reader.base_policy, identity, harness))
-    unread = [name for name in reader.nodes if name not in cache.versions]
-    for name, each in cache.versions.items():
-        if each.state.unrecorded:
-            cache.versions[name] = reader.read_jobs(each)
+    unread = [] if cache.versions.keys() == reader.nodes.keys() else [name for name in reader.nodes if name not in cache.versions]
+    for name in tuple(cache.watched):
+        each = cache.versions[name]
+        if each.state.unrecorded and (again := reader.read_jobs(each)) is not each:
+            cache.remember(name, again)
     while unread:
         again = [cache.read(name, partial(reader.read, reader.nodes[name])) for name in unread]
         unread = sorted(set().union(*again))
-    return {name: cache.versions[name].state for name in reader.nodes}
+    return cache.states(reader.nodes)
 
 
 def _check_harnesses(paths: CampaignPaths, nodes: dict[str, Node]) -> None:

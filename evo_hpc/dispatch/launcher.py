@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -20,6 +19,7 @@ from pydantic import ValidationError
 from evo_hpc.config.cluster import Cluster
 from evo_hpc.config.slurm import Slurm
 from evo_hpc.dispatch.attempt import read_attempt
+from evo_hpc.dispatch.endings import outcome_of
 from evo_hpc.dispatch.exchange import make_exchange
 from evo_hpc.dispatch.memory import killed_for_memory
 from evo_hpc.dispatch.roles import ROLES, Role
@@ -29,7 +29,7 @@ from evo_hpc.errors import EvoError, UserError
 from evo_hpc.jobs.claims import Superseded, check_claim, claim
 from evo_hpc.jobs.spec import Blame, Identity, JobSpec, Result, load_spec
 from evo_hpc.paths import CampaignPaths, ExchangePaths, IncarnationPaths, JobPaths
-from evo_hpc.store.atomic import StoreError, read_json, write_json, write_json_once
+from evo_hpc.store.atomic import StoreError, write_json, write_json_once
 from evo_hpc.store.processes import ProcessIdentity
 
 _POLL_SECONDS = 0.1
@@ -46,10 +46,6 @@ _REQUEUE_SECONDS = 120.0
 """How long a job that asked to be requeued waits to be ended."""
 _NOT_REQUEUED = 75
 """Exit code (EX_TEMPFAIL) of a job that was stopped by a warning and that Slurm did not requeue: not 0, which would be COMPLETED."""
-_AFTERMATH = re.compile(r"slurmstepd-\S+: error: \*\*\*|srun: (?!error: .*: Exited with exit code)")
-"""Lines of Slurm's in a role's log that say no more than that a step was ended; which rank had failed, and how, is another."""
-_NODE_FAILURE = re.compile(r"^srun: error: (Node failure on \S+)|^slurmstepd-\S+: error: .*(DUE TO NODE FAILURE)", re.MULTILINE)
-"""What srun says when a node of a step was lost."""
 _STACKS_SECONDS = 3.0
 """What ranks behind srun have to write their stacks, before they are ended."""
 _BEFORE_THE_END_SECONDS = 5.0
@@ -192,44 +188,10 @@ class Launcher:
         return self._result(outcome)
 
     def _outcome(self, role: str) -> dict[str, Any]:
-        """What an ended role says of itself, else what its exit code says."""
-        code = self.processes[role].wait()
-        told = [read_json(path) for path in self.incarnation.role_outcomes(role)]
-        failed = next((each for each in told if each["outcome"] == "failed"), None)
-        if failed is not None:  # of several ranks the one that failed says more than the first, which was ended with it
-            return failed
-        # Ranks that were ended because another one left without a word say that they were stopped, which nobody asked for; and that
-        # the others are done says nothing of the first one's outputs.
-        if told and told[0]["outcome"] == "stopped" and (code == 0 or self.stopping_since is not None):
-            return told[0]
-        if told and told[0]["outcome"] == "done" and self.incarnation.role_outcome(role).exists():
-            return told[0]
-        if code == -signal.SIGTERM and self.stopping_since is not None:
-            return {"outcome": "stopped", "error": f"{role} ended on the stop signal without saving: it was just starting"}
-        if code == -signal.SIGKILL and self._cut_off:
-            return {"outcome": "stopped", "error": f"{role} was killed after {self._time_to_save():.0f} s without saving"}
-        if killed_for_memory() > self.killed_before:
-            error = (f"{role} died after the kernel had killed a process of this job for memory; ask for more `memory` in cluster.yaml. "
-                     f"End of its log: {self._log_tail(role)}")
-            return {"outcome": "failed", "blame": "infrastructure", "ending": "oom", "error": error}
-        if (lost := self._lost_node(role)) is not None:
-            return {"outcome": "failed", "blame": "infrastructure", "ending": "node_fail", "error": f"{role} lost a node: {lost}"}
-        how = f"was killed by signal {-code} ({signal.Signals(-code).name})" if code < 0 else f"exited with {code}"
-        return {"outcome": "failed", "blame": "infrastructure", "error": f"{role} {how}; end of its log: {self._log_tail(role)}"}
-
-    def _lost_node(self, role: str) -> str | None:
-        """What srun said of a node that failed under a role; null where it said nothing."""
-        log = self.incarnation.log(role)
-        found = _NODE_FAILURE.search(log.read_text(errors="replace")) if self._behind_srun() and log.exists() else None
-        return next(filter(None, found.groups())) if found else None
-
-    def _log_tail(self, role: str, limit: int = 400) -> str:
-        log = self.incarnation.log(role)
-        text = log.read_text(errors="replace") if log.exists() else ""
-        lines = [line for line in text[-10 * limit :].splitlines() if line.strip()]
-        # Behind srun one rank's last words are followed by what became of all others.
-        told = [line for line in lines if not _AFTERMATH.match(line)] or lines
-        return " | ".join(told[-4:])[-limit:] or "(empty)"
+        return outcome_of(
+            role, self.processes[role].wait(), self.incarnation, asked_to_stop=self.stopping_since is not None,
+            cut_off_after=self._time_to_save() if self._cut_off else None, killed_before=self.killed_before, behind_srun=self._behind_srun(),
+        )
 
     def _result(self, outcome: dict[str, Any]) -> Result:
         return Result(

@@ -27,6 +27,7 @@ from evo_hpc.controller.state import read_state
 from evo_hpc.dispatch.executor import Dispatch
 from evo_hpc.dispatch.slurm.parse import Listing, parse_accounting, parse_queue
 from evo_hpc.dispatch.slurm.queue import Queue
+from evo_hpc.evaluation.scores import read_evaluation
 from evo_hpc.harness.analysis import run_analysis, version_inputs
 from evo_hpc.harness.harness import discover, make_harness
 from evo_hpc.jobs.spec import Intent, JobSpec, Start, Submission, job_name, spec_bytes
@@ -120,7 +121,7 @@ class _Copier:
         self.folders = sorted({os.path.dirname(name) for name in (*(name for name, _ in self.linked), *self.written, *self.findings)})
         analysis = source.analysis("h0001")
         self.analysis = analysis.relative_to(source.root).as_posix()
-        self.evaluations = {v: read_state(paths).versions[v].evaluations["dev"] for v in ("v0000", MODEL)}
+        self.evaluations = {v: read_evaluation(paths.version(v), "dev") for v in ("v0000", MODEL)}
 
     def copy(self, name: str, parent: str, better: bool) -> VersionPaths:
         target = self.paths.version(name)

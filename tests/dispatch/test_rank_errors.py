@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
-from evo_hpc.config.cluster import Cluster
-from evo_hpc.dispatch.launcher import Launcher
-from evo_hpc.dispatch.slurm.steps import Allocation
-from evo_hpc.paths import JobPaths
+from evo_hpc.dispatch import endings
+from evo_hpc.dispatch.endings import log_tail
+from evo_hpc.dispatch.memory import killed_for_memory
+from evo_hpc.paths import IncarnationPaths, JobPaths
 
 LOG = """starting
 the last rank says no more than this
@@ -25,31 +24,28 @@ srun: Force Terminated StepId=2.0
 """
 
 
-ALLOCATION = Allocation("5", "5", 0, ("n1", "n2"))
 DONE, STOPPED = {"outcome": "done", "outputs": {"policy": "p"}}, {"outcome": "stopped", "error": "on request"}
 FAILED = {"outcome": "failed", "blame": "infrastructure", "error": "why"}
 
 
-def launcher_of(folder: Path, text: str, **ranks: dict[str, Any]) -> Launcher:
-    """Of a trainer of two nodes with that log, whose ranks (`r0`, `r1`) have said something."""
-    job = JobPaths(folder)
-    incarnation = job.incarnation(0)
+def incarnation_of(folder: Path, text: str, **ranks: dict[str, Any]) -> IncarnationPaths:
+    """Whose trainer left that log, and whose ranks (`r0`, `r1`) have said something."""
+    incarnation = JobPaths(folder).incarnation(0)
     incarnation.log("trainer").parent.mkdir(parents=True)
     incarnation.log("trainer").write_text(text)
     for rank, told in ranks.items():
         incarnation.role_outcome("trainer", int(rank[1:])).write_text(json.dumps(told))
-    cluster = Cluster(slurm={"train": {"nodes": 2, "tasks_per_node": 1}})  # type: ignore[arg-type]
-    return Launcher(job, cast(Any, SimpleNamespace(kind="train")), incarnation, cast(Any, None), cluster, ALLOCATION)
+    return incarnation
 
 
 def tail_of(folder: Path, text: str) -> str:
-    return launcher_of(folder, text)._log_tail("trainer")
+    return log_tail(incarnation_of(folder, text).log("trainer"))
 
 
-def outcome_of(launcher: Launcher, code: int, stopping: bool = False) -> dict[str, Any]:
-    launcher.processes["trainer"] = cast(Any, SimpleNamespace(wait=lambda: code))
-    launcher.stopping_since = 0.0 if stopping else None
-    return launcher._outcome("trainer")
+def outcome_of(incarnation: IncarnationPaths, code: int, stopping: bool = False) -> dict[str, Any]:
+    return endings.outcome_of(
+        "trainer", code, incarnation, asked_to_stop=stopping, cut_off_after=None, killed_before=killed_for_memory(), behind_srun=True,
+    )
 
 
 @pytest.mark.parametrize("ranks, code, stopping, outcome", [
@@ -64,7 +60,7 @@ def outcome_of(launcher: Launcher, code: int, stopping: bool = False) -> dict[st
     ({}, 1, False, "failed"),
 ])
 def test_what_the_ranks_come_to(tmp_path: Path, ranks: dict[str, dict[str, Any]], code: int, stopping: bool, outcome: str) -> None:
-    found = outcome_of(launcher_of(tmp_path, "last words", **ranks), code, stopping)
+    found = outcome_of(incarnation_of(tmp_path, "last words", **ranks), code, stopping)
     assert found["outcome"] == outcome and (outcome != "done" or found["outputs"] == {"policy": "p"})
 
 
@@ -77,9 +73,9 @@ srun: Job step aborted: Waiting up to 5 seconds for job step to finish.
 
 def test_a_lost_node_is_a_nodes_failure(tmp_path: Path) -> None:
     """The log is a recording."""
-    found = outcome_of(launcher_of(tmp_path, NODE_LOG), 143)
+    found = outcome_of(incarnation_of(tmp_path, NODE_LOG), 143)
     assert (found["outcome"], found["ending"], found["error"]) == ("failed", "node_fail", "trainer lost a node: Node failure on n2")
-    assert "ending" not in outcome_of(launcher_of(tmp_path / "other", LOG), 1)
+    assert "ending" not in outcome_of(incarnation_of(tmp_path / "other", LOG), 1)
 
 
 def test_the_failed_ranks_words_are_told(tmp_path: Path) -> None:
