@@ -37,8 +37,14 @@ class Reward(Config):
     """Weight of each reward component, by the name the domain's verifier gives it."""
     clip: Positive | None = None
     """Absolute bound on the total reward; null = none."""
-    truncated: Literal["score", "zero"] = "score"
-    """A truncated response: `score` it as it stands, or give it `zero`."""
+    truncated: Literal["score", "zero", "mask"] = "score"
+    """A truncated response: `score` it as it stands, give it `zero`, or `mask`: score it, but learn nothing from its tokens (overlong
+    filtering, DAPO, arXiv 2503.14476)."""
+    overlong_tokens: PositiveInt | None = None
+    """The last tokens before max_response_tokens, over which the penalty grows from zero to all of it (soft overlong punishment, DAPO,
+    equation 13); null = none."""
+    overlong_penalty: Positive = 1.0
+    """Taken off the reward of a response of max_response_tokens."""
 
     @model_validator(mode="after")
     def _some_weight(self) -> Reward:
@@ -52,6 +58,18 @@ class DataFilter(Config):
 
     zero_variance: Literal["drop", "keep"] = "drop"
     """Groups whose rewards are all equal (max == min over the whole group): `drop` from the loss, or `keep`."""
+    pass_rate: tuple[Annotated[float, Ge(0), Le(1)], Annotated[float, Ge(0), Le(1)]] | None = None
+    """Groups whose mean score is outside [low, high] are left out; null = none are."""
+    std_top_p: Annotated[float, Gt(0), Le(1)] | None = None
+    """Of the groups with different rewards the widest, whose standard deviations make up this share of all (RAGEN, arXiv 2504.20073)."""
+    std_ema: Decay | None = None
+    """Decay, for each group, of a moving average of the groups' reward standard deviation; narrower ones are left out; null = no such rule."""
+    std_ema_factor: Positive = 1.0
+    """Times that average: the least that a group must have."""
+    std_warmup: Annotated[int, Ge(0)] = 20
+    """Groups that the average is made of before it leaves any out."""
+    keep_at_least: Annotated[float, Ge(0), Le(1)] = 0.5
+    """Share of the groups with different rewards that `std_top_p` and `std_ema` leave in, the widest."""
     difficulty: dict[str, list[int]] = Field(default_factory=dict)
     """Restricts training tasks by a task attribute, e.g. `{digits: [3, 4]}`; empty = every training task."""
 
@@ -71,16 +89,55 @@ class Optimizer(Config):
     """Decoupled weight decay, on matrices only."""
     grad_clip: Positive = 1.0
     """Global gradient-norm bound."""
-    advantage: Literal["group_norm", "group_mean"] = "group_norm"
-    """`group_norm`: (r - mean) / std (GRPO, arXiv 2402.03300); `group_mean`: r - mean (Dr. GRPO, arXiv 2503.20783)."""
+    advantage: Literal["group_norm", "group_mean", "leave_one_out"] = "group_norm"
+    """`group_norm`: (r - mean) / std (GRPO, arXiv 2402.03300); `group_mean`: r - mean (Dr. GRPO, arXiv 2503.20783);
+    `leave_one_out`: r - mean of the others (RLOO, arXiv 2402.14740)."""
+    advantage_clip: Positive | None = None
+    """Absolute bound on an advantage; null = none."""
+    ratio: Literal["token", "sequence"] = "token"
+    """p / p_old of each token (PPO, GRPO), or of the whole sequence, its geometric mean over tokens (GSPO, arXiv 2507.18071, which
+    also has `loss: sequence_mean` and far smaller bounds: 3e-4 and 4e-4)."""
     clip_low: Annotated[float, Gt(0), Le(1)] = 0.2
     """Lower ratio bound: ratio >= 1 - clip_low (PPO)."""
     clip_high: Positive = 0.28
     """Upper ratio bound: ratio <= 1 + clip_high (Clip-Higher, DAPO, arXiv 2503.14476)."""
+    dual_clip: Annotated[float, Gt(1)] | None = None
+    """Bound c on how much a token with a negative advantage may cost: at most c |A| (dual-clip PPO, arXiv 1912.09729); null = none."""
+    loss: Literal["token_mean", "sequence_mean", "constant"] = "token_mean"
+    """Over all micro-batches and ranks: `token_mean`: every token of the batch weighs the same (DAPO, arXiv 2503.14476);
+    `sequence_mean`: every sequence does, by the mean over its tokens (GRPO as published); `constant`: the sum over tokens divided by
+    sequences x max_response_tokens (Dr. GRPO, arXiv 2503.20783)."""
+    entropy_coef: NonNegative = 0.0
+    """Weight of the entropy of the next-token distribution, subtracted from the loss (A3C, arXiv 1602.01783)."""
     kl_coef: NonNegative = 1e-3
-    """Weight of the k3 KL to the reference policy (the init), added to the loss; 0 = no reference."""
+    """Weight of the KL to the reference policy, the init; 0 = no reference."""
+    kl: Literal["k1", "k2", "k3"] = "k3"
+    """Estimator for a sampled token, with d = log p - log p_ref: `k1`: d; `k2`: d^2 / 2; `k3`: exp(-d) + d - 1 (Schulman,
+    joschu.net/blog/kl-approx.html; k3: GRPO). In the loss the gradient of k1 has mean zero: it regularises nothing there."""
+    kl_in: Literal["loss", "reward"] = "loss"
+    """Added to the loss of each token (GRPO), or its sum over the tokens subtracted from the reward before advantages (RLHF's PPO)."""
+    importance: Literal["none", "truncated", "masked"] = "none"
+    """Correction for the engine's log-probabilities differing from the trainer's, w = p_trainer / p_engine of what was sampled:
+    `truncated`: the policy gradient times min(w, importance_high); `masked`: times w within the two bounds, and outside of them the
+    tokens leave the batch."""
+    importance_level: Literal["token", "sequence"] = "token"
+    """w of each token, or of the whole sequence: the product over its tokens."""
+    importance_high: Annotated[float, Gt(1)] = 2.0
+    """Upper bound of w."""
+    importance_low: Annotated[float, Gt(0), Lt(1)] = 0.5
+    """Lower bound of w, where `masked`."""
     mini_batches: PositiveInt = 1
-    """Optimizer updates per sampled batch. With 1 the ratio is exactly 1 and the clip never binds."""
+    """Optimizer updates in a pass over a sampled batch. With 1, one pass and recomputed log-probabilities the ratio is exactly 1 and the
+    clip never binds."""
+    epochs: PositiveInt = 1
+    """Passes over each sampled batch (PPO)."""
+    old_logprobs: Literal["recomputed", "sampled"] = "recomputed"
+    """What p_old of the ratio is: the trainer's own before the first update of a step (decoupled PPO, arXiv 2110.00641), or what the
+    engine gave with the tokens, which spares a pass and bounds staleness and the engine's rounding by the same clip."""
+    reference_every: PositiveInt | None = None
+    """Steps after which the policy of that step becomes the reference (ProRL, arXiv 2505.24864); null = the init stays it."""
+    skip_limit: Annotated[int, Ge(0)] = 3
+    """Updates in a row that are left out because their loss or gradient is NaN or infinite; one more ends the run."""
 
 
 class ToolUse(Config):
@@ -126,6 +183,23 @@ class Recipe(Config):
     """Tools and turns."""
     checkpoint: Checkpoint = Checkpoint()
     """Saving."""
+
+    @model_validator(mode="after")
+    def _uses(self) -> Recipe:
+        config = self.optimizer
+        if config.old_logprobs == "sampled" and config.importance != "none":
+            raise ValueError(f"optimizer.importance ({config.importance}) corrects for the engine's log-probabilities, and with "
+                             "optimizer.old_logprobs: sampled the ratio has them already; set one of the two")
+        if config.reference_every is not None and not config.kl_coef:
+            raise ValueError("optimizer.reference_every: there is no reference where optimizer.kl_coef is 0")
+        return self
+
+    @model_validator(mode="after")
+    def _fits(self) -> Recipe:
+        overlong, longest = self.reward.overlong_tokens, self.rollout.max_response_tokens
+        if overlong is not None and overlong > longest:
+            raise ValueError(f"reward.overlong_tokens ({overlong}) must not be more than rollout.max_response_tokens ({longest})")
+        return self
 
     @model_validator(mode="after")
     def _divides(self) -> Recipe:

@@ -104,9 +104,21 @@ def outcome_of(error: Exception, log: Path) -> dict[str, Any]:
             "error": f"{error.name} is not installed for {sys.executable}: run `make setup`, or install evo-hpc with the extra "
                      f"`cpu` or `gpu`; where it is installed, its version of {name} is not the one needed",
         }
+    if out_of_memory(error):
+        return {
+            "outcome": "failed", "blame": "infrastructure", "ending": "oom",
+            "error": f"out of memory: {_with_causes(error)}. Lower token_budget in recipe.yaml, or give the job more memory or more ranks in "
+                     f"cluster.yaml; full trace in {log}",
+        }
     where = traceback.extract_tb(error.__traceback__)
     place = f" ({Path(where[-1].filename).name}:{where[-1].lineno})" if where else ""
     return {"outcome": "failed", "blame": "infrastructure", "error": f"{_with_causes(error)}{place}; full trace in {log}"}
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether an allocation was refused, on the host or on a device. By names: torch is not imported here."""
+    names = {kind.__name__ for kind in type(error).__mro__}
+    return bool(names & {"MemoryError", "OutOfMemoryError"}) or "can't allocate memory" in str(error)
 
 
 def _with_causes(error: BaseException) -> str:

@@ -105,7 +105,9 @@ class Sampler:
         started = time.perf_counter()
         verdict = self.domain.verify(group.task, text, truncated=truncated)
         seconds = time.perf_counter() - started
-        reward = None if verdict.error else total_reward(self.reward, verdict.components, truncated=truncated)
+        reward = None if verdict.error else total_reward(
+            self.reward, verdict.components, truncated=truncated, tokens=len(ids), max_tokens=self.sampling.max_tokens,
+        )
         return {
             **common,
             "task_id": group.task.task_id, "group_id": group.group_id, "sample": sample, "seed": seed,

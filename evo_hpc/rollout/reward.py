@@ -19,9 +19,19 @@ def check_weights(reward: Reward, component_names: tuple[str, ...]) -> None:
                           f"{', '.join(component_names)}")
 
 
-def total_reward(reward: Reward, components: Mapping[str, float], *, truncated: bool) -> float:
-    """sum_i weight_i component_i, clipped to +-reward.clip; zero for a truncated response where the recipe says so."""
-    if truncated and reward.truncated == "zero":
-        return 0.0
+def total_reward(reward: Reward, components: Mapping[str, float], *, truncated: bool, tokens: int = 0, max_tokens: int = 0) -> float:
+    """sum_i weight_i component_i, or zero for a truncated response where the recipe says so; less the penalty of one that is almost as
+    long as `max_tokens`; clipped to +-reward.clip."""
     total = sum(weight * components[name] for name, weight in reward.weights.items())
+    if truncated and reward.truncated == "zero":
+        total = 0.0
+    total -= overlong(reward, tokens, max_tokens)
     return total if reward.clip is None else max(-reward.clip, min(reward.clip, total))
+
+
+def overlong(reward: Reward, tokens: int, max_tokens: int) -> float:
+    """The penalty of a response of so many tokens: 0 up to max_tokens - overlong_tokens, then linear up to overlong_penalty."""
+    if reward.overlong_tokens is None:
+        return 0.0
+    over = tokens - (max_tokens - reward.overlong_tokens)
+    return reward.overlong_penalty * min(1.0, max(0.0, over / reward.overlong_tokens))

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+"""2: metrics of importance weights, of the dual clip, of the KL in the reward, of groups and updates left out."""
 TABLE_KEY = b"evo_hpc.table"
 VERSION_KEY = b"evo_hpc.schema_version"
 
@@ -73,14 +74,17 @@ METRICS: dict[str, tuple[str, str]] = {
     # name: (unit, kind); kind is the layer that reads it
     "reward_mean": ("1", "score"), "reward_std": ("1", "signal"), "score_mean": ("1", "score"),
     "groups": ("1", "signal"), "groups_kept": ("1", "signal"), "groups_all_fail": ("1", "signal"),
-    "groups_all_pass": ("1", "signal"), "groups_errored": ("1", "signal"), "zero_variance_fraction": ("1", "signal"),
+    "groups_all_pass": ("1", "signal"), "groups_errored": ("1", "signal"), "groups_filtered": ("1", "signal"), "zero_variance_fraction": ("1", "signal"),
     "group_std_mean": ("1", "signal"), "advantage_positive_fraction": ("1", "signal"),
     "response_tokens_mean": ("token", "length"), "truncated_fraction": ("1", "length"),
     "loss": ("1", "optimisation"), "surrogate": ("1", "optimisation"), "kl": ("nat", "optimisation"),
     "entropy": ("nat", "optimisation"), "clip_fraction_low": ("1", "optimisation"),
     "clip_fraction_high": ("1", "optimisation"), "ratio_max": ("1", "optimisation"), "ratio_min": ("1", "optimisation"),
-    "approx_kl_old": ("nat", "optimisation"), "grad_norm": ("1", "optimisation"), "grad_clipped": ("1", "optimisation"),
+    "approx_kl_old": ("nat", "optimisation"), "grad_norm": ("1", "optimisation"), "grad_clipped": ("1", "optimisation"), "updates_skipped": ("1", "optimisation"),
     "lr": ("1", "optimisation"), "updates": ("1", "optimisation"), "trained_tokens": ("token", "optimisation"),
+    "clip_fraction_dual": ("1", "optimisation"), "kl_in_reward_mean": ("1", "optimisation"),
+    "importance_mean": ("1", "mismatch"), "importance_max": ("1", "mismatch"), "importance_ess": ("1", "mismatch"),
+    "importance_outside": ("1", "mismatch"),
     "sampler_kl": ("nat", "mismatch"), "sampler_logprob_diff_max": ("nat", "mismatch"), "reload_error": ("nat", "mismatch"),
     "seconds_step": ("s", "time"), "seconds_generate": ("s", "time"), "seconds_logprobs": ("s", "time"),
     "seconds_train": ("s", "time"), "seconds_publish": ("s", "time"), "seconds_other": ("s", "time"),

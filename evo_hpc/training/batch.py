@@ -18,7 +18,8 @@ class MicroBatch:
     """Sequences back to back; row t of one sees its tokens 0..t and scores token t + 1, so the last is only a target.
 
     `tokens`, `targets`, `positions` are [1, rows]. The rest is [n], for the n rows in `loss_rows`, whose target has a
-    loss: elsewhere samples may hold anything. `old`, `ref`, `sampled` are None unless every sample has them.
+    loss: elsewhere samples may hold anything. `old`, `ref`, `sampled`, `weights` are None unless every sample has them.
+    `sequence` is the number of the sample, in `rows`, that each comes from.
     """
 
     tokens: Tensor
@@ -27,9 +28,12 @@ class MicroBatch:
     loss_rows: Tensor
     loss_targets: Tensor
     advantage: Tensor
+    scale: Tensor
+    sequence: Tensor
     old: Tensor | None
     ref: Tensor | None
     sampled: Tensor | None
+    weights: Tensor | None
     rows: list[int]
     layout: PackedLayout
 
@@ -50,7 +54,7 @@ def collate(samples: Sequence[Sample], device: torch.device) -> MicroBatch:
 
     ids = [np.asarray(sample.token_ids, np.int64) for sample in samples]
     targets = np.concatenate([i[1:] for i in ids])
-    advantage = np.repeat([sample.advantage for sample in samples], rows)[loss_rows]
+    of_sample = np.repeat(np.arange(len(samples)), rows)[loss_rows]
     bounds = torch.tensor([0, *np.cumsum(rows)], dtype=torch.int32, device=device)
     layout = PackedLayout(
         qkv_format="thd",
@@ -66,10 +70,13 @@ def collate(samples: Sequence[Sample], device: torch.device) -> MicroBatch:
         positions=tensor(np.concatenate([np.arange(n) for n in rows]), torch.int64)[None],
         loss_rows=tensor(loss_rows, torch.int64),
         loss_targets=tensor(targets[loss_rows], torch.int64),
-        advantage=tensor(advantage, torch.float32),
+        advantage=tensor(np.array([sample.advantage for sample in samples])[of_sample], torch.float32),
+        scale=tensor(np.array([sample.scale for sample in samples])[of_sample], torch.float32),
+        sequence=tensor(of_sample, torch.int64),
         old=at_loss([sample.old_logprobs for sample in samples]),
         ref=at_loss([sample.ref_logprobs for sample in samples]),
         sampled=at_loss([sample.sampled_logprobs for sample in samples]),
+        weights=at_loss([sample.weights for sample in samples]),
         rows=rows,
         layout=layout,
     )

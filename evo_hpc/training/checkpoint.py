@@ -31,12 +31,14 @@ from evo_hpc.training.mcore import (
 from evo_hpc.training.optimizer import Optimizer
 from evo_hpc.training.policy import Policy
 
+_REFERENCE = "reference."
+"""Before the names of the reference's weights, so that they are not those of the policy."""
 
 
-def save(folder: Path, policy: Policy, optimizer: Optimizer, extra: dict[str, Any]) -> None:
+def save(folder: Path, policy: Policy, optimizer: Optimizer, extra: dict[str, Any], *, reference: Policy | None = None) -> None:
     """Write the checkpoint `folder`; when it returns, the whole folder is on disk, and before that it does not exist.
 
-    `extra` is the caller's own state, plain JSON. Every rank must call. A torn `folder` of that name is set aside.
+    `reference`: one whose weights change, and so are saved too. `extra` is the caller's own state, plain JSON. Every rank must call. A torn `folder` of that name is set aside.
     Raises CheckpointError when an intact one exists, TypeError when `extra` is not JSON, OSError or StoreError when the
     disk refuses.
     """
@@ -48,7 +50,7 @@ def save(folder: Path, policy: Policy, optimizer: Optimizer, extra: dict[str, An
     if parallel.is_main():
         partial.mkdir(parents=True)
     parallel.barrier()
-    state = _state(policy, optimizer, is_loading=False)
+    state = _state(policy, optimizer, reference, is_loading=False)
     state["rng"] = _sharded_rng()
     with _quiet():
         dist_checkpointing.save(state, str(partial), sharded_strategy=InProcessSave("torch_dist", 1, thread_count=1))
@@ -75,8 +77,8 @@ def _make_way(folder: Path) -> None:
     )
 
 
-def load(folder: Path, policy: Policy, optimizer: Optimizer) -> dict[str, Any]:
-    """Restore what `save` wrote into `policy` and `optimizer`, and return `extra`. Every rank must call.
+def load(folder: Path, policy: Policy, optimizer: Optimizer, *, reference: Policy | None = None) -> dict[str, Any]:
+    """Restore what `save` wrote into `policy`, `optimizer` and, where it is given, `reference`, and return `extra`. Every rank must call.
 
     Data- and tensor-parallel sizes may differ from the writer's; with another tensor-parallel size the random states,
     which cannot be split anew and which training does not draw from, stay as they are. Raises CheckpointError: before
@@ -88,13 +90,15 @@ def load(folder: Path, policy: Policy, optimizer: Optimizer) -> dict[str, Any]:
     if meta.get("model") != _model(policy):
         raise CheckpointError(f"{folder}: holds another model ({meta.get('model')}) than this one ({_model(policy)})")
     same_layout = meta.get("tensor_parallel_size") == _tp_size()
-    wanted = _state(policy, optimizer, is_loading=True)
+    wanted = _state(policy, optimizer, reference, is_loading=True)
     if same_layout:
         wanted["rng"] = _sharded_rng()
     try:
         with _quiet():
             state = dist_checkpointing.load(wanted, str(folder))
         policy.module.load_state_dict(state["model"])
+        if reference is not None:
+            reference.module.load_state_dict({name.removeprefix(_REFERENCE): value for name, value in state["reference"].items()})
         optimizer.megatron.load_state_dict(state["optimizer"])
         optimizer.scheduler.num_steps = 0  # its load adds the saved count to its own
         optimizer.scheduler.load_state_dict(state["scheduler"])
@@ -156,13 +160,15 @@ def _model(policy: Policy) -> dict[str, Any]:
     return {name: value for name, value in vars(policy.shape).items() if name != "raw"}
 
 
-def _state(policy: Policy, optimizer: Optimizer, *, is_loading: bool) -> dict[str, Any]:
+def _state(policy: Policy, optimizer: Optimizer, reference: Policy | None, *, is_loading: bool) -> dict[str, Any]:
     """Model, optimizer and schedule as Megatron's sharded tensors."""
     group = parallel_state.get_data_parallel_group(with_context_parallel=True)
     metadata = {"chained_optim_avoid_prefix": True, "dp_cp_group": group}
     state: dict[str, Any] = {"model": policy.module.sharded_state_dict(metadata=metadata)}
     state["optimizer"] = optimizer.megatron.sharded_state_dict(state, is_loading=is_loading, metadata=metadata)
     state["scheduler"] = optimizer.scheduler.state_dict()
+    if reference is not None:  # after the optimizer's, which looks through all of `state` for its parameters
+        state["reference"] = reference.module.sharded_state_dict(prefix=_REFERENCE, metadata=metadata)
     return state
 
 

@@ -29,5 +29,9 @@ class NonFiniteError(TrainingError):
     """Loss or gradient norm is NaN or infinite; raised before the weights are touched."""
 
 
+class DivergedError(UserError):
+    """Updates in a row had to be left out because loss or gradients were not finite: this recipe does not train."""
+
+
 class CheckpointError(TrainingError):
     """A checkpoint is missing, torn, truncated, or was altered after it was written."""

@@ -15,7 +15,8 @@ class Sample:
     """One token sequence of the policy with what the loss needs; every array is aligned to `token_ids`.
 
     `loss_mask` is 1 where the policy produced the token. Log-probabilities at t are log p(token_t | tokens before t);
-    position 0 is never scored. `sampled_logprobs` are those of the rollout engine: reported, not used in the loss.
+    position 0 is never scored. `sampled_logprobs` are those of the rollout engine; `weights` correct the policy gradient of each token
+    for them, `scale` is how much the loss of each token counts (training/weighting.py makes both).
     """
 
     token_ids: list[int]
@@ -24,6 +25,8 @@ class Sample:
     old_logprobs: np.ndarray | None = None
     ref_logprobs: np.ndarray | None = None
     sampled_logprobs: np.ndarray | None = None
+    weights: np.ndarray | None = None
+    scale: float = 1.0
 
     def __len__(self) -> int:
         return len(self.token_ids)
@@ -40,6 +43,7 @@ def check(samples: Sequence[Sample], vocab_size: int) -> None:
             "old_logprobs": sample.old_logprobs,
             "ref_logprobs": sample.ref_logprobs,
             "sampled_logprobs": sample.sampled_logprobs,
+            "weights": sample.weights,
         }
         for name, array in arrays.items():
             if array is not None and len(array) != length:

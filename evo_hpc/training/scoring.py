@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -18,18 +20,33 @@ def token_logprobs(logits: Tensor, targets: Tensor, temperature: float) -> Tenso
     return -tensor_parallel.vocab_parallel_cross_entropy(scaled.clone(), targets)
 
 
-@torch.no_grad()
 def entropy(logits: Tensor, temperature: float) -> Tensor:
-    """Entropy of softmax(logits / temperature) in nats, not differentiated: [..., vocab / tp] -> [...] float32."""
-    scaled = logits.detach().float() / temperature
-    if parallel_state.get_tensor_model_parallel_world_size() == 1:
-        logp = torch.log_softmax(scaled, -1)
-        return -(logp.exp() * logp).sum(-1)
-    group = parallel_state.get_tensor_model_parallel_group()
-    top = scaled.amax(-1, keepdim=True)
-    dist.all_reduce(top, dist.ReduceOp.MAX, group=group)
-    shifted = scaled - top
-    weight = shifted.exp()
-    sums = torch.stack([weight.sum(-1), (weight * shifted).sum(-1)])  # H = log Z - E[x] with Z = sum exp(x)
-    dist.all_reduce(sums, group=group)
-    return sums[0].log() - sums[1] / sums[0]
+    """Entropy of softmax(logits / temperature) in nats: [..., vocab / tp] -> [...] float32. Differentiable."""
+    return _Entropy.apply(logits.float() / temperature)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class _Entropy(torch.autograd.Function):
+    """H = log Z - E[x] with Z = sum exp(x), over a vocabulary that may be split over ranks; dH/dx = -p (log p + H)."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        split = parallel_state.get_tensor_model_parallel_world_size() > 1
+        group = parallel_state.get_tensor_model_parallel_group() if split else None
+        top = x.amax(-1, keepdim=True)
+        if split:
+            dist.all_reduce(top, dist.ReduceOp.MAX, group=group)
+        shifted = x - top
+        weight = shifted.exp()
+        sums = torch.stack([weight.sum(-1), (weight * shifted).sum(-1)])
+        if split:
+            dist.all_reduce(sums, group=group)
+        found = sums[0].log() - sums[1] / sums[0]
+        if ctx.needs_input_grad[0]:
+            logp = shifted - sums[0].log()[..., None]
+            ctx.save_for_backward(logp, found)
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        logp, found = ctx.saved_tensors
+        return -gradient[..., None] * logp.exp() * (logp + found[..., None])

@@ -15,8 +15,8 @@ from evo_hpc.config import recipe
 from evo_hpc.training import parallel
 from evo_hpc.training.batch import MicroBatch, collate
 from evo_hpc.training.errors import NonFiniteError, SampleError, TrainingError
-from evo_hpc.training.grpo import k3, token_terms
 from evo_hpc.training.mcore import get_forward_backward_func, parallel_state
+from evo_hpc.training.objective import Sequences, kl_estimate, token_terms
 from evo_hpc.training.optimizer import Optimizer
 from evo_hpc.training.packing import Sample
 from evo_hpc.training.policy import Policy
@@ -29,42 +29,50 @@ Terms = tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]
 def grpo_step(
     policy: Policy, optimizer: Optimizer, samples: Sequence[Sample], config: recipe.Optimizer, *, temperature: float
 ) -> dict[str, float]:
-    """One update on the token mean of -min(r A, clip(r) A) + kl_coef KL (GRPO, arXiv 2402.03300; token mean: DAPO).
+    """One update on the mean over tokens of scale (w surrogate + kl_coef KL - entropy_coef H); the terms: training/objective.py, w and
+    scale: `samples` bring them (training/weighting.py).
 
     Every rank passes the same samples. `old_logprobs` None on all of them: exactly on-policy, ratio 1. No token with a
     loss: no update, `skipped` is 1 and no loss is reported. Raises SampleError on missing log-probabilities and
     NonFiniteError, before the weights change, on a NaN or infinite loss or gradient norm.
     """
-    for name in ("old_logprobs", "ref_logprobs", "sampled_logprobs"):
+    for name in ("old_logprobs", "ref_logprobs", "sampled_logprobs", "weights"):
         have = sum(getattr(sample, name) is not None for sample in samples)
         if 0 < have < len(samples):
             raise SampleError(f"{have} of {len(samples)} samples have {name}: all must, or none")
-    if config.kl_coef and any(sample.ref_logprobs is None for sample in samples):
+    if config.kl_coef and config.kl_in == "loss" and any(sample.ref_logprobs is None for sample in samples):
         raise SampleError(
             f"kl_coef is {config.kl_coef} but the samples have no ref_logprobs: score them with the reference first"
         )
 
     def terms(logits: Tensor, batch: MicroBatch) -> Terms:
         logprob = token_logprobs(logits, batch.loss_targets, temperature)
-        token = token_terms(
-            logprob, batch.old, batch.ref, batch.advantage, clip_low=config.clip_low, clip_high=config.clip_high
-        )
+        token = token_terms(logprob, batch.old, batch.ref, batch.advantage, config, Sequences(batch.sequence, len(batch.rows)))
+        with torch.set_grad_enabled(config.entropy_coef > 0):
+            spread = entropy(logits, temperature)
+        loss = token.surrogate if batch.weights is None else batch.weights * token.surrogate
+        if config.kl_coef and config.kl_in == "loss":
+            loss = loss + config.kl_coef * token.kl
+        if config.entropy_coef:
+            loss = loss - config.entropy_coef * spread
         with torch.no_grad():
             mean = {
                 "surrogate": token.surrogate,
                 "kl": token.kl,
-                "entropy": entropy(logits, temperature),
+                "entropy": spread.detach(),
                 "clip_fraction_low": token.hit_low,
                 "clip_fraction_high": token.hit_high,
-                "approx_kl_old": torch.zeros_like(logprob) if batch.old is None else k3(batch.old, logprob),
+                "approx_kl_old": torch.zeros_like(logprob) if batch.old is None else kl_estimate(batch.old, logprob, "k3"),
             }
+            if config.dual_clip is not None:
+                mean["clip_fraction_dual"] = token.hit_dual
             most = {"ratio_max": token.ratio, "negative_ratio_min": -token.ratio}
             if batch.sampled is not None:
                 # Against the trainer's view of the policy that sampled, not of the one that later mini-batches have moved.
-                behaviour = logprob if batch.old is None else batch.old
-                mean["sampler_kl"] = k3(batch.sampled, behaviour)
+                behaviour = logprob if batch.old is None or config.old_logprobs == "sampled" else batch.old
+                mean["sampler_kl"] = kl_estimate(batch.sampled, behaviour, "k3")
                 most["sampler_logprob_diff_max"] = (batch.sampled - behaviour).abs()
-        return token.loss(config.kl_coef), mean, most
+        return batch.scale * loss, mean, most
 
     metrics = _update(policy, optimizer, samples, terms)
     if "negative_ratio_min" in metrics:
@@ -76,7 +84,9 @@ def supervised_step(policy: Policy, optimizer: Optimizer, samples: Sequence[Samp
     """One update on the mean cross entropy of the tokens whose loss_mask is 1; the rest as in `grpo_step`."""
 
     def terms(logits: Tensor, batch: MicroBatch) -> Terms:
-        return -token_logprobs(logits, batch.loss_targets, 1.0), {"entropy": entropy(logits, 1.0)}, {}
+        with torch.no_grad():
+            spread = entropy(logits, 1.0)
+        return -token_logprobs(logits, batch.loss_targets, 1.0), {"entropy": spread}, {}
 
     return _update(policy, optimizer, samples, terms)
 
@@ -97,7 +107,7 @@ def _update(
 
         def loss(logits: Tensor) -> tuple[Tensor, Tensor, Any]:
             per_token, mean, most = terms(logits[0].index_select(0, batch.loss_rows), batch)
-            sums = {name: value.detach().sum() for name, value in {"loss": per_token, **mean}.items()}
+            sums = {name: value.detach().float().sum() for name, value in {"loss": per_token, **mean}.items()}
             tops = {name: value.detach() for name, value in most.items()}
             return per_token.sum(), torch.tensor(len(per_token), dtype=torch.int, device=logits.device), (sums, tops)
 
@@ -152,6 +162,6 @@ def _idle_batch(like: Sample) -> MicroBatch:
         return None if values is None else np.zeros(2, np.float32)
 
     sample = Sample(
-        [0, 0], [0, 0], 0.0, zeros(like.old_logprobs), zeros(like.ref_logprobs), zeros(like.sampled_logprobs)
+        [0, 0], [0, 0], 0.0, zeros(like.old_logprobs), zeros(like.ref_logprobs), zeros(like.sampled_logprobs), zeros(like.weights)
     )
     return collate([sample], parallel.device())

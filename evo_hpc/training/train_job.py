@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +21,13 @@ from evo_hpc.store.manifest import complete
 from evo_hpc.store.schemas import ROLLOUT
 from evo_hpc.store.tables import table_of
 from evo_hpc.training import checkpoint, parallel, retention
-from evo_hpc.training.groups import ScoredBatch, score_groups, split_mini_batches, to_sample
+from evo_hpc.training.filters import SpreadMemory
+from evo_hpc.training.groups import score_groups
+from evo_hpc.training.learner import LOSS_FIELDS, Clock, Learner
 from evo_hpc.training.optimizer import Optimizer
 from evo_hpc.training.policy import Policy
 from evo_hpc.training.recorder import Recorder
 from evo_hpc.training.rollouts import RolloutSource, as_rows, probe_of, select_tasks
-from evo_hpc.training.steps import grpo_step
 
 FLUSH_STEPS = 10
 """Steps in one Parquet part, at most; parts also end at checkpoints."""
@@ -42,30 +41,6 @@ class TrainParams(Config):
     """Identity of the run (lineage/identity.py): only checkpoints of this very run are resumed from."""
     init: str = Field(min_length=1)
     """Policy folder that training starts from, relative to the campaign."""
-
-
-class Clock:
-    """Seconds of a step by what they were spent on."""
-
-    def __init__(self) -> None:
-        self.started = time.perf_counter()
-        self.spent: dict[str, float] = {}
-
-    @contextmanager
-    def __call__(self, name: str) -> Iterator[None]:
-        begin = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.spent[name] = self.spent.get(name, 0.0) + time.perf_counter() - begin
-
-    def metrics(self) -> dict[str, float]:
-        """seconds_step, one seconds_NAME each, and what is in none of them."""
-        total = time.perf_counter() - self.started
-        return {
-            "seconds_step": total, **{f"seconds_{name}": s for name, s in self.spent.items()},
-            "seconds_other": total - sum(self.spent.values()),
-        }
 
 
 class TrainingRun:
@@ -85,8 +60,10 @@ class TrainingRun:
         self.reference = (
             Policy.from_hf(self.init, trainable=False, token_budget=self.recipe.token_budget) if self.recipe.optimizer.kl_coef else None
         )
+        self.learner = Learner(self.policy, self.optimizer, self.reference, self.recipe)
         tasks = select_tasks(read_tasks(context.campaign_paths.tasks("train")), self.recipe.data_filter)
         self.source = RolloutSource(context, self.recipe, tasks, self.init)
+        self.memory = SpreadMemory()
         self.step, parts = self._resume()
         self.recorder = Recorder(context, parts, FLUSH_STEPS)
         self.probe_ids: list[int] = []
@@ -96,7 +73,7 @@ class TrainingRun:
         effective = {
             **self.policy.effective_config(), "optimizer": self.optimizer.effective_config(),
             # What the step itself passes on to the loss, beside what was built.
-            "loss": {name: getattr(loss, name) for name in ("advantage", "clip_low", "clip_high", "kl_coef", "mini_batches")},
+            "loss": {name: getattr(loss, name) for name in LOSS_FIELDS},
             "reference": self.reference is not None,
         }
         write_bytes(context.incarnation.effective(context.role), dump_tree(effective))
@@ -126,8 +103,9 @@ class TrainingRun:
         clock = Clock()
         with clock("generate"):
             rows = as_rows(self.source.collect(step))
-        batch = score_groups(rows, self.recipe.rollout.group_size, self.recipe.optimizer, self.recipe.data_filter)
-        learned = self.learn(batch, clock)
+        batch = score_groups(rows, self.recipe.rollout.group_size, self.recipe.optimizer, self.recipe.data_filter, self.memory)
+        learned = self.learner.learn(batch, clock)
+        self.learner.refresh_reference(step)
         self.probe_ids = [*rows[0]["prompt_ids"], *rows[0]["response_ids"]]
         reload_error = self.source.reload_error(step - 1)
         with clock("publish"):
@@ -142,27 +120,8 @@ class TrainingRun:
             "rollout_tokens_per_second": batch.metrics["rollout_tokens"] / max(timing["seconds_generate"], 1e-9),
         }
         self.recorder.add(step, table_of(rows, ROLLOUT), metrics)
-        self.step = step
+        self.step, self.memory = step, batch.memory
         self._show(metrics)
-
-    def learn(self, batch: ScoredBatch, clock: Clock) -> dict[str, float]:
-        """One optimizer update a mini-batch; metrics are means over updates weighted by tokens, extremes stay extremes."""
-        temperature, config = self.recipe.rollout.temperature, self.recipe.optimizer
-        kept = batch.kept()
-        samples = {id(group): [to_sample(row) for row in group.rows] for group in kept}
-        every = [sample for group in kept for sample in samples[id(group)]]
-        with clock("logprobs"):
-            # With one update a batch the policy that is updated is the one that sampled: the ratio is exactly 1.
-            old = self.policy.logprobs(every, temperature=temperature) if config.mini_batches > 1 else [None] * len(every)
-            ref = self.reference.logprobs(every, temperature=temperature) if self.reference else [None] * len(every)
-        scored = iter([replace(s, old_logprobs=o, ref_logprobs=r) for s, o, r in zip(every, old, ref, strict=True)])
-        samples = {key: [next(scored) for _ in value] for key, value in samples.items()}
-        updates = []
-        with clock("train"):
-            for mini in split_mini_batches(kept, config.mini_batches):
-                mini_samples = [sample for group in mini for sample in samples[id(group)]]
-                updates.append(grpo_step(self.policy, self.optimizer, mini_samples, config, temperature=temperature))
-        return merge_updates([u for u in updates if not u["skipped"]])
 
     def _save_is_due(self) -> bool:
         config = self.recipe.checkpoint
@@ -177,13 +136,17 @@ class TrainingRun:
         began = time.monotonic()
         self.recorder.flush()
         self.context.check_claim()
-        extra = {"step": self.step, "run": self.run_identity, "parts": self.recorder.parts}
-        checkpoint.save(folder, self.policy, self.optimizer, extra)
+        extra = {"step": self.step, "run": self.run_identity, "parts": self.recorder.parts, "memory": asdict(self.memory)}
+        checkpoint.save(folder, self.policy, self.optimizer, extra, reference=self._moving_reference())
         retention.prune(self._checkpoint_folders(), self.recipe.checkpoint.keep)
         self._saved_at = time.monotonic()
         # What the grace of a preemption is judged by: `evo-hpc doctor` reads it.
         self.context.progress(save_seconds=round(self._saved_at - began, 3))
         return folder
+
+    def _moving_reference(self) -> Policy | None:
+        """The reference where it is not the init for good, and so part of a checkpoint."""
+        return None if self.recipe.optimizer.reference_every is None else self.reference
 
     def finish(self) -> dict[str, Any]:
         """Save and export the final policy; what the controller needs to commit the run."""
@@ -230,7 +193,8 @@ class TrainingRun:
             if extra["run"] != self.run_identity:
                 print(f"checkpoint {folder} belongs to another run (recipe, init, seed or tasks differ) and is passed over", flush=True)
                 continue
-            checkpoint.load(folder, self.policy, self.optimizer)
+            checkpoint.load(folder, self.policy, self.optimizer, reference=self._moving_reference())
+            self.memory = SpreadMemory(**extra.get("memory", {}))
             print(f"resumed at step {extra['step']} from {folder}", flush=True)
             return extra["step"], extra["parts"]
         return 0, []
@@ -248,30 +212,6 @@ class TrainingRun:
             tokens_per_second=round(metrics["rollout_tokens"] / metrics["seconds_step"]),
             seconds_left=round(per_step * (self.recipe.steps - self.step), 1),
         )
-
-
-_EXTREMES = {"ratio_max": max, "ratio_min": min, "sampler_logprob_diff_max": max, "grad_clipped": max}
-_LAST = ("lr",)
-_INTERNAL = ("skipped", "samples", "micro_batches", "tokens")
-
-
-def merge_updates(updates: list[dict[str, float]]) -> dict[str, float]:
-    """Metrics of one step from those of its optimizer updates."""
-    if not updates:
-        return {"trained_tokens": 0.0}
-    tokens = [u["tokens"] for u in updates]
-    merged = {"trained_tokens": sum(tokens)}
-    for name in updates[0]:
-        values = [u[name] for u in updates]
-        if name in _INTERNAL:
-            continue
-        if name in _EXTREMES:
-            merged[name] = _EXTREMES[name](values)
-        elif name in _LAST:
-            merged[name] = values[-1]
-        else:
-            merged[name] = sum(v * t for v, t in zip(values, tokens, strict=True)) / sum(tokens)
-    return merged
 
 
 def run(context: RoleContext) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from threading import Timer
 import numpy as np
 import pytest
 
-from evo_hpc.config.recipe import Reward
+from evo_hpc.config.recipe import Recipe, Reward
 from evo_hpc.domains.base import Task, get_domain
 from evo_hpc.domains.tokenizer import ChatTokenizer
 from evo_hpc.jobs.context import RoleContext, Stopped
@@ -49,6 +49,21 @@ TASK = Task("add-2-3", "train", ({"role": "user", "content": "2+3"},), "5", {"di
 ])
 def test_total_reward(reward: Reward, truncated: bool, expected: float) -> None:
     assert total_reward(reward, {"correct": 1.0, "format": 0.5}, truncated=truncated) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("tokens, reward, truncated, expected", [
+    (0, Reward(overlong_tokens=20), False, 1.0), (80, Reward(overlong_tokens=20), False, 1.0), (81, Reward(overlong_tokens=20), False, 0.95),
+    (100, Reward(overlong_tokens=20), True, 0.0), (90, Reward(overlong_tokens=20, overlong_penalty=4.0), False, -1.0),
+    (100, Reward(overlong_tokens=20, truncated="zero"), True, -1.0), (100, Reward(overlong_tokens=20, overlong_penalty=4.0, clip=2.0), True, -2.0),
+    (100, Reward(truncated="mask"), True, 1.0),
+])
+def test_a_response_that_is_almost_too_long_earns_less(tokens: int, reward: Reward, truncated: bool, expected: float) -> None:
+    assert total_reward(reward, {"correct": 1.0}, truncated=truncated, tokens=tokens, max_tokens=100) == pytest.approx(expected)
+
+
+def test_the_penalty_begins_within_the_longest_response() -> None:
+    with pytest.raises(ValueError, match=r"reward.overlong_tokens \(97\) must not be more than rollout.max_response_tokens \(96\)"):
+        Recipe(reward=Reward(overlong_tokens=97))
 
 
 def test_an_unknown_component_is_named() -> None:

@@ -41,7 +41,7 @@ def test_round_trip(tmp_path: Path) -> None:
     rows = [rollout(), rollout(sample=1, text="ünï\n\"", reward=None, error_class="verifier", advantage=0.5)]
     write_table(tmp_path / "a.parquet", rows, ROLLOUT)
     read = read_table(tmp_path / "a.parquet", ROLLOUT)
-    assert read.schema.equals(ROLLOUT) and read.schema.metadata[b"evo_hpc.schema_version"] == b"1"
+    assert read.schema.equals(ROLLOUT) and read.schema.metadata[b"evo_hpc.schema_version"] == str(SCHEMA_VERSION).encode()
     assert [r["text"] for r in read.to_pylist()] == [r["text"] for r in rows]
     assert read.to_pylist()[0]["components"] == [("correct", 1.0)]
 

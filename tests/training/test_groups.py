@@ -53,6 +53,25 @@ def test_nothing_but_errors_is_no_score() -> None:
     assert batch.kept() == [] and math.isnan(batch.metrics["reward_mean"])
 
 
+def test_what_was_cut_off_can_be_scored_and_not_learned_from() -> None:
+    (row, *_) = rows([1.0, 0.0])
+    row["advantage"] = 1.0
+    assert to_sample(row, mask_truncated=True).loss_mask == [0, 0, 1, 1, 1]
+    row["truncated"] = True
+    assert to_sample(row, mask_truncated=True).loss_mask == [0] * 5
+    assert to_sample(row).loss_mask == [0, 0, 1, 1, 1]
+
+
+def test_groups_are_left_out_by_pass_rate_and_spread_with_the_reason() -> None:
+    data = rows([1, 1, 1, 0], [1, 0, 0, 0], [0.1, 0, 0, 0])
+    batch = score_groups(data, 4, Optimizer(), DataFilter(pass_rate=(0.0, 0.5)))
+    assert [g.why_dropped for g in batch.groups] == ["pass_rate", "", ""] and batch.metrics["groups_filtered"] == 1
+    batch = score_groups(data, 4, Optimizer(), DataFilter(std_top_p=0.9, keep_at_least=0.0))
+    assert [g.why_dropped for g in batch.groups] == ["", "", "std_top_p"] and batch.metrics["groups_kept"] == 2
+    remembered = score_groups(data, 4, Optimizer(), DataFilter(std_ema=0.9))
+    assert remembered.memory.groups == 3 and score_groups(data, 4, Optimizer(), DataFilter(std_ema=0.9), remembered.memory).memory.groups == 6
+
+
 def test_equal_rewards_can_be_kept_with_zero_advantage() -> None:
     batch = score_groups(rows([0.1, 0.1, 0.1]), 3, Optimizer(), KEEP)
     assert batch.groups[0].kept and list(batch.groups[0].advantages) == [0, 0, 0]

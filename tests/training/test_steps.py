@@ -13,6 +13,7 @@ from evo_hpc.training.errors import NonFiniteError, SampleError, TrainingError
 from evo_hpc.training.optimizer import Optimizer
 from evo_hpc.training.policy import Policy, Sample
 from evo_hpc.training.steps import grpo_step, supervised_step
+from evo_hpc.training.weighting import corrected, normalised
 from tests.training.reference import Reference, off_policy, worst
 
 CONFIG = recipe.Optimizer(lr=1e-3, weight_decay=0.1, grad_clip=0.1, kl_coef=0.05, clip_low=0.1, clip_high=0.15)
@@ -62,6 +63,29 @@ def test_grpo_update_is_that_of_plain_torch(model_folder, samples):
     for name, value in expected.items():
         assert metrics[name] == pytest.approx(value, rel=1e-5, abs=1e-6), name
     assert metrics["grad_clipped"] == 1.0
+    assert_same_update(policy, reference)
+
+
+@pytest.mark.parametrize("changes", [
+    {"ratio": "sequence", "loss": "sequence_mean", "clip_low": 0.01, "clip_high": 0.02},
+    {"loss": "constant", "dual_clip": 1.2},
+    {"loss": "sequence_mean", "entropy_coef": 0.3, "kl": "k2"},
+    {"importance": "truncated", "importance_high": 1.1, "kl": "k1"},
+    {"importance": "truncated", "importance_level": "sequence", "entropy_coef": 0.1, "kl_coef": 0.0},
+], ids=lambda changes: "-".join(map(str, changes)))
+@pytest.mark.parametrize("budget", [24, 4096])
+def test_each_option_is_that_of_plain_torch_whatever_the_split(model_folder, samples, changes, budget):
+    config = CONFIG.model_copy(update=changes)
+    policy, optimizer = build(model_folder, config, budget)
+    raw = samples(9, seed=3)
+    batch = off_policy(raw, policy.logprobs(raw, temperature=0.8), spread=0.2, seed=4)
+    reference = Reference(model_folder, config)
+    expected = reference.grpo_step(batch, 0.8, max_response_tokens=17)
+    weighed, told = corrected(batch, config)
+    assert bool(told) == (config.importance != "none")
+    metrics = grpo_step(policy, optimizer, normalised(weighed, config, 17), config, temperature=0.8)
+    for name, value in expected.items():
+        assert metrics[name] == pytest.approx(value, rel=2e-5, abs=1e-6), name
     assert_same_update(policy, reference)
 
 
