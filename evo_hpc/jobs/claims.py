@@ -53,6 +53,9 @@ def claim(job: JobPaths, identity: Identity) -> IncarnationPaths:
 
 def check_claim(job: JobPaths, incarnation: IncarnationPaths) -> None:
     """Raise Superseded unless this incarnation still holds the attempt. Called before each commit."""
+    if job.record.exists():
+        # An incarnation of before ended well while its copy, requeued after a node's failure, began: the rest of this would be for nothing.
+        raise Superseded(f"{job.root}: the controller has written its last word on this attempt; incarnation {incarnation.number} stops")
     claims = job.claims()
     if not claims:
         raise Superseded(f"{job.root}: its claims are gone (the folder was removed by hand); this incarnation stops")

@@ -74,6 +74,16 @@ def test_racing_processes_agree_on_one_owner(job: JobPaths) -> None:
     assert [n for n, _ in job.claims()] == list(range(codes.count(0)))
 
 
+def test_what_still_runs_stops_once_the_controller_has_written_its_last_word(job: JobPaths) -> None:
+    """A copy that Slurm requeued, when the step of before ended well on its lost node."""
+    claim(job, identity(1, 0))
+    copy = claim(job, identity(1, 1))
+    check_claim(job, copy)
+    job.record.write_text("{}")
+    with pytest.raises(Superseded, match="last word on this attempt; incarnation 1 stops"):
+        check_claim(job, copy)
+
+
 def test_nothing_starts_anew_once_the_controller_has_written_its_last_word(job: JobPaths) -> None:
     job.record.write_text("{}")
     with pytest.raises(Superseded, match="last word"):
