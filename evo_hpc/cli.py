@@ -347,6 +347,22 @@ def report(
 
 
 @app.command()
+def export(
+    tracker: Annotated[str, typer.Argument(metavar="tensorboard|wandb|trackio", help="Where to.")],
+    campaign: CampaignArgument,
+    versions: Annotated[list[str] | None, typer.Argument(metavar="[VERSION ...]", help="E.g. v0001; left out: every version that has metrics.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for the tracker's files; left out: exports/ of the campaign, or the tracker's own place.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Hand the metrics of training runs to a tracker, also while they run; again to bring it up to date."""
+    from evo_hpc.report.export.export import export as export_runs
+    from evo_hpc.report.export.export import export_text, tracker_named
+
+    record = export_runs(_state(campaign), tracker_named(tracker), versions or [], out.absolute() if out else None)
+    _print(as_json, record, lambda: export_text(record))
+
+
+@app.command()
 def validate(campaign: CampaignArgument, as_json: JsonOption = False) -> None:
     """Check a campaign's settings, tree and published folders."""
     from evo_hpc.controller.validate import find_problems

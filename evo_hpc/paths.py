@@ -22,6 +22,7 @@ _HARNESS = re.compile(r"^h(?P<number>\d{4,})$")
 _ROUND = re.compile(r"^round-(?P<number>\d{4,})\.yaml$")
 _READ = re.compile(r"^read-(?P<number>\d{6})\.json$")
 _READ_RESULT = re.compile(r"^result-(?P<number>\d{6})\.json$")
+_BATCH = re.compile(r"^batch-(?P<number>\d{8,})\.json$")
 _READ_FOLDER = re.compile(r"^read-(?P<number>\d{6})$")
 
 COMPLETE = "COMPLETE.json"
@@ -51,6 +52,11 @@ def step_name(step: int) -> str:
 def part_name(first_step: int, last_step: int) -> str:
     """One Parquet part of a training run, or of an evaluation."""
     return f"part-{first_step:06d}-{last_step:06d}.parquet"
+
+
+def event_file(folder: Path, version: str) -> Path:
+    """TensorBoard's file of one version's training run: TensorBoard reads what has `tfevents` in its name, and shows the folder's."""
+    return folder / version / "events.out.tfevents.0.evo-hpc"
 
 
 def step_of(path: Path) -> int | None:
@@ -110,21 +116,42 @@ class ExchangePaths:
     def policy(self, weight_version: int) -> Path:
         return self.root / "policy" / f"{weight_version:06d}"
 
-    def seen(self, weight_version: int) -> Path:
+    def policies(self) -> list[int]:
+        """Weight versions that are there, whole or not, in order."""
+        return sorted(int(path.name) for path in (self.root / "policy").iterdir() if path.name.isdecimal())
+
+    def seen(self, weight_version: int, worker: str) -> Path:
         """Written by a worker that has taken a policy: how far its log-probabilities were from the trainer's."""
-        return self.root / "policy" / f"{weight_version:06d}.seen"
+        return self.root / "policy" / f"{weight_version:06d}.seen-{worker}"
 
-    def request(self, step: int) -> Path:
-        return self.root / "requests" / f"{step_name(step)}.json"
+    def all_seen(self, weight_version: int) -> list[Path]:
+        return sorted((self.root / "policy").glob(f"{weight_version:06d}.seen-*"))
 
-    def claim(self, step: int, batch: int) -> Path:
-        return self.root / "claims" / f"{step_name(step)}-b{batch:04d}.json"
+    def request(self, batch: int) -> Path:
+        """Batches are numbered from 1 in the order in which they are asked for, over all steps of an incarnation."""
+        return self.root / "requests" / f"batch-{batch:08d}.json"
 
-    def rollouts(self, step: int, batch: int) -> Path:
-        return self.root / "rollouts" / f"{step_name(step)}-b{batch:04d}.parquet"
+    def requests(self) -> list[int]:
+        """Numbers of the batches that are asked for, in order."""
+        return [number for number, _ in _numbered(self.root / "requests", _BATCH, "number")]
+
+    def claim(self, batch: int) -> Path:
+        return self.root / "claims" / f"batch-{batch:08d}.json"
+
+    def cancelled(self, batch: int) -> Path:
+        """Its being there says that nobody wants the batch any more."""
+        return self.root / "cancelled" / f"batch-{batch:08d}"
+
+    def rollouts(self, batch: int) -> Path:
+        return self.root / "rollouts" / f"batch-{batch:08d}.parquet"
+
+    @property
+    def doorbell(self) -> Path:
+        """Where the doorbell listens, and its secret; mode 0600."""
+        return self.root / "doorbell.json"
 
     def folders(self) -> list[Path]:
-        return [self.root / name for name in ("policy", "requests", "claims", "rollouts")]
+        return [self.root / name for name in ("policy", "requests", "claims", "cancelled", "rollouts")]
 
 
 @dataclass(frozen=True)
@@ -190,6 +217,10 @@ class IncarnationPaths:
 
     def log(self, role: str) -> Path:
         return self.root / "logs" / f"{role}.log"
+
+    def pulse(self, role: str) -> Path:
+        """Rewritten by a rollout worker while it has work: its silence is judged by it."""
+        return self.root / "logs" / f"{role}.pulse.json"
 
     def role_outcome(self, role: str, rank: int = 0) -> Path:
         """What a role says of itself at its end; ranks but the first have files of their own."""
@@ -610,6 +641,10 @@ class CampaignPaths:
     @property
     def report_markdown(self) -> Path:
         return self.reports / "report.md"
+
+    def export(self, tracker: str) -> Path:
+        """What is written for a tracker that reads files; can be made again at any time."""
+        return self.root / "exports" / tracker
 
     @property
     def events(self) -> Path:

@@ -12,6 +12,18 @@ def derive_seed(*parts: int | str) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
 
 
+def refill_positions(count: int, per_step: int, step: int, first: int, more: int, *seed: int | str) -> list[int]:
+    """Which tasks a step samples beyond its own `per_step`: those of its groups number first, first + 1, ... (first >= per_step).
+
+    A shuffle of the step's own over the tasks that it has not had; where there are fewer, it begins again. A function of seed, step and
+    index alone, whatever was asked for before.
+    """
+    own = set(positions_for_step(count, per_step, step, *seed))
+    rest = [position for position in range(count) if position not in own] or list(range(count))
+    random.Random(derive_seed(*seed, "refill", step)).shuffle(rest)
+    return [rest[(index - per_step) % len(rest)] for index in range(first, first + more)]
+
+
 def positions_for_step(count: int, per_step: int, step: int, *seed: int | str) -> list[int]:
     """Which of `count` tasks step number `step` (from 1) samples: epochs of a seeded shuffle, a function of the step alone.
 

@@ -17,9 +17,17 @@ class Engine(Config):
     """vLLM."""
 
     dtype: Literal["float32"] = "float32"
-    """Weights and activations of the engine; part of the evaluator epoch. The trainer is float32 too, so far the only choice."""
+    """Weights and activations of the engine; part of the evaluator epoch. The trainer's are `compute.precision` of the recipe."""
     threads: PositiveInt = 1
     """CPU threads of one engine."""
+    workers: PositiveInt = 1
+    """Engines that sample for one training job, each a process of its own."""
+    batch_groups: Annotated[int, Ge(0)] = 0
+    """Groups that a worker takes at a time; 0 = a step's groups divided by the number of workers. Small batches balance the load better."""
+    tensor_parallel: PositiveInt = 1
+    """GPUs that one engine is divided over; only CUDA can."""
+    restarts: Annotated[int, Ge(0)] = 2
+    """Times that each worker which dies, or is silent for stall_minutes, is started again while its trainer is well."""
     kv_cache_mib: PositiveInt = 128
     """Memory for the KV cache, in MiB."""
 
@@ -29,6 +37,8 @@ class Trainer(Config):
 
     threads: PositiveInt = 1
     """CPU threads of one rank."""
+    ranks: PositiveInt = 1
+    """Processes of the trainer on this machine; under Slurm `slurm.train` says it: nodes x tasks_per_node."""
 
 
 class Cluster(Config):

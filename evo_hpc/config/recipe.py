@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Literal
 
 from annotated_types import Ge, Gt, Le, Lt
@@ -26,8 +27,28 @@ class Rollout(Config):
     """Sampling temperature; the trainer scores tokens at the same temperature."""
     max_response_tokens: PositiveInt = 96
     """Token budget of one response; a response that reaches it is truncated."""
-    max_staleness: Annotated[int, Ge(0), Le(0)] = 0
-    """How many policy updates old a rollout may be. 0 = synchronous, the only mode implemented so far."""
+    max_staleness: Annotated[int, Ge(0), Le(8)] = 0
+    """How many steps old the weights that sampled a rollout may be (k). 0 = synchronous; 1 = one step off: step t + 1 is sampled while step t
+    is learned from."""
+    weights: Literal["exact", "newest"] = "exact"
+    """`exact`: the rollouts of step t are sampled with the weights of step t - 1 - k (where training has just begun or resumed, with those it
+    began with), whoever samples them and how fast; `newest`: with the newest that are published when their batch is begun."""
+    oversample: Annotated[float, Ge(1), Le(8)] = 1.0
+    """Times prompts_per_step: the groups that a step asks for. At most prompts_per_step of them are learned from."""
+    late_groups: Literal["wait", "carry", "drop"] = "wait"
+    """`wait`: a step begins when all its groups are complete. Else as soon as prompts_per_step are: those that it did not take are used by a
+    later step while their staleness allows (`carry`), or not sampled to the end (`drop`). Which those are depends on who is fast."""
+
+    @property
+    def groups_asked(self) -> int:
+        """Groups that a step asks for before any are filtered."""
+        return math.ceil(self.prompts_per_step * self.oversample - 1e-9)
+
+    @model_validator(mode="after")
+    def _late_groups_need_time(self) -> Rollout:
+        if self.late_groups == "carry" and not self.max_staleness:
+            raise ValueError("late_groups: carry needs max_staleness of at least 1: a group that is used a step later is a step older")
+        return self
 
 
 class Reward(Config):
@@ -70,6 +91,9 @@ class DataFilter(Config):
     """Groups that the average is made of before it leaves any out."""
     keep_at_least: Annotated[float, Ge(0), Le(1)] = 0.5
     """Share of the groups with different rewards that `std_top_p` and `std_ema` leave in, the widest."""
+    refill_rounds: Annotated[int, Ge(0), Le(64)] = 0
+    """Times that a step asks for as many more groups as were left out, until prompts_per_step are learned from (dynamic sampling, DAPO,
+    arXiv 2503.14476); 0 = it learns from what is left."""
     difficulty: dict[str, list[int]] = Field(default_factory=dict)
     """Restricts training tasks by a task attribute, e.g. `{digits: [3, 4]}`; empty = every training task."""
 
@@ -143,10 +167,40 @@ class Optimizer(Config):
 class ToolUse(Config):
     """Tools, prompt and turn limits. Factor `tool_use`."""
 
-    max_turns: Annotated[int, Ge(1), Le(1)] = 1
-    """Turns of one rollout. Only single-turn domains are implemented so far."""
+    max_turns: PositiveInt = 1
+    """Responses of the policy in one rollout, at most; more than one only where the domain's tasks have turns."""
     system_prompt: str | None = None
     """System message put before the task; null = none."""
+
+
+class Compute(Config):
+    """How the trainer computes. Not a factor: beyond rounding it must not change what is learned."""
+
+    tensor_parallel: PositiveInt = 1
+    """Ranks that every layer's matrices are split over; must divide the attention heads, the KV heads, the vocabulary and the MLP."""
+    sequence_parallel: bool = False
+    """Whether those ranks also split the tokens between the matrices (arXiv 2205.05198); less memory, needs tensor_parallel > 1."""
+    pipeline_parallel: PositiveInt = 1
+    """Stages that the layers are divided into; must divide their number. Micro-batches (`token_budget`) fill the pipeline."""
+    context_parallel: PositiveInt = 1
+    """Ranks that every sequence is split over, for sequences too long for one."""
+    expert_parallel: PositiveInt = 1
+    """Ranks that the experts of a mixture-of-experts model are spread over; must divide their number. They are otherwise data-parallel."""
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Of weights and activations; `bfloat16` keeps float32 master weights, gradients and Adam moments. `auto`: bfloat16 where CUDA is."""
+    recompute: Literal["none", "selective", "full"] = "none"
+    """Activations computed again in the backward pass instead of kept: those of attention alone, or of whole layers (arXiv 2205.05198)."""
+    distributed_optimizer: bool = True
+    """Whether data- and context-parallel ranks, where there are several, share out master weights and Adam's moments (ZeRO-1, arXiv
+    1910.02054) instead of each having all."""
+
+    @model_validator(mode="after")
+    def _fits(self) -> Compute:
+        if self.sequence_parallel and self.tensor_parallel == 1:
+            raise ValueError("sequence_parallel splits tokens over tensor-parallel ranks: it needs tensor_parallel > 1")
+        if self.expert_parallel > 1 and self.tensor_parallel > 1 and not self.sequence_parallel:
+            raise ValueError("expert_parallel with tensor_parallel > 1 needs sequence_parallel: true (Megatron trains a mixture of experts only so)")
+        return self
 
 
 class Checkpoint(Config):
@@ -158,6 +212,8 @@ class Checkpoint(Config):
     """Minutes after which one is due whatever the step; null = by steps alone."""
     keep: Annotated[int, Ge(1)] = 2
     """Checkpoints kept on disk; the last is always kept."""
+    asynchronous: bool = False
+    """Whether training goes on while a checkpoint is written; it counts, and older ones go, once all of it is on disk. Costs memory for a copy."""
 
 
 class Recipe(Config):
@@ -183,6 +239,8 @@ class Recipe(Config):
     """Tools and turns."""
     checkpoint: Checkpoint = Checkpoint()
     """Saving."""
+    compute: Compute = Compute()
+    """Parallelism, precision, recomputation."""
 
     @model_validator(mode="after")
     def _uses(self) -> Recipe:
@@ -190,6 +248,9 @@ class Recipe(Config):
         if config.old_logprobs == "sampled" and config.importance != "none":
             raise ValueError(f"optimizer.importance ({config.importance}) corrects for the engine's log-probabilities, and with "
                              "optimizer.old_logprobs: sampled the ratio has them already; set one of the two")
+        if self.rollout.max_staleness and config.importance == "none" and config.old_logprobs == "recomputed":
+            raise ValueError(f"rollout.max_staleness is {self.rollout.max_staleness}, and nothing corrects for older policies having sampled: set "
+                             "optimizer.old_logprobs: sampled (the ratio is then to the policy that sampled) or optimizer.importance")
         if config.reference_every is not None and not config.kl_coef:
             raise ValueError("optimizer.reference_every: there is no reference where optimizer.kl_coef is 0")
         return self

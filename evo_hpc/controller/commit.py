@@ -138,10 +138,12 @@ def _commit_training(state: CampaignState, spec: JobSpec, job: JobPaths, outputs
 
 
 def _effective(paths: CampaignPaths, spec: JobSpec, job: JobPaths, made: TrainOutputs) -> Path:
-    """One effective.yaml from what each role read back from inside the job, with the recipe that it ran."""
+    """One effective.yaml from what each role read back from inside the job, with what was asked for: the recipe, and the cluster
+    profile's sections on trainer and engine."""
     roles = {role: plain(load_tree(paths.root / path)) for role, path in made.effective.items()}
+    asked = {section: spec.cluster[section] for section in ("trainer", "engine") if section in spec.cluster}
     target = job.effective_yaml
-    write_bytes(target, dump_tree({"job": spec.name, "run": made.run, "recipe": spec.params["recipe"], **roles}))
+    write_bytes(target, dump_tree({"job": spec.name, "run": made.run, "recipe": spec.params["recipe"], "cluster": asked, **roles}))
     return target
 
 

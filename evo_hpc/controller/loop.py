@@ -22,7 +22,7 @@ from evo_hpc.controller.launch import controller_name
 from evo_hpc.controller.names import check_names
 from evo_hpc.controller.ownership import Interrupted, Ownership, owned
 from evo_hpc.controller.plan import make_plan
-from evo_hpc.controller.preflight import check_machine
+from evo_hpc.controller.preflight import check_machine, check_model
 from evo_hpc.controller.state import CampaignState, read_state
 from evo_hpc.dispatch.executor import Dispatch
 from evo_hpc.dispatch.slurm.commands import Commands, SlurmError
@@ -78,6 +78,8 @@ class Controller:
         check_names(state)
         if not make_plan(state, 0, self.until).done:
             check_machine(state.settings.cluster, self.paths.root)
+            if state.base_policy is not None:
+                check_model(self.paths.root / state.base_policy)
         own = slurm_id(os.environ)
         dispatch = Dispatch(state.settings.cluster)
         with self._own(own is not None, _warned_seconds(state)) as ownership:

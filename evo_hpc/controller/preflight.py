@@ -7,7 +7,9 @@ import shutil
 from pathlib import Path
 
 from evo_hpc.config.cluster import Cluster
+from evo_hpc.domains.tokenizer import ChatTokenizer
 from evo_hpc.errors import UserError
+from evo_hpc.training.architectures import read_config, shape_of
 
 NEEDED = {"torch": "training", "megatron.core": "training", "vllm": "sampling"}
 MIN_FREE_BYTES = 200 << 20
@@ -34,6 +36,17 @@ def check_machine(cluster: Cluster, folder: Path) -> None:
         problems.append(f"{folder}: {free >> 20} MiB free on this filesystem; at least {MIN_FREE_BYTES >> 20} MiB are needed")
     if problems:
         raise NotReady("\n".join(problems))
+
+
+def check_model(folder: Path) -> None:
+    """Raise what a job would raise on a model folder, minutes earlier: UnsupportedModelError, TokenizerError, VocabularyError.
+
+    Weights are not looked at. A config.json that names no model_type is left for the job to refuse.
+    """
+    config = read_config(folder)
+    if "model_type" in config:
+        shape_of(config, str(folder / "config.json"))
+        ChatTokenizer.from_folder(folder)
 
 
 def _installed(name: str) -> bool:

@@ -14,10 +14,11 @@ from typing import Any
 
 from evo_hpc.agent.proposal import Round, read_round
 from evo_hpc.agent.rules import Rules, load_rules
+from evo_hpc.config.layout import trainer_ranks
 from evo_hpc.controller.cache import Remembered, StateCache, progressed
 from evo_hpc.controller.copied import results_of_others
 from evo_hpc.controller.decided import decision_problems
-from evo_hpc.controller.settings import Settings, check_reward, load_settings
+from evo_hpc.controller.settings import Settings, check_compute, check_domain, load_settings, model_config
 from evo_hpc.controller.tasks import TasksManifest, check_task_files, domain_of, read_manifest
 from evo_hpc.controller.watching import Running, read_running
 from evo_hpc.dispatch.attempt import load_record
@@ -201,7 +202,7 @@ def read_state(paths: CampaignPaths, *, hashes: bool = False, dispatch: Dispatch
     nodes = _tree(paths, cache)
     domain, _ = domain_of(paths, settings.campaign)
     for node in nodes.values() if cache is None else [nodes[name] for name in cache.changed if name in nodes]:
-        check_reward(node.paths.recipe_yaml, node.recipe, domain.component_names)
+        check_domain(node.paths.recipe_yaml, node.recipe, domain)
     tasks = read_manifest(paths, settings.campaign)
     if tasks is not None and hashes:
         check_task_files(paths, tasks)
@@ -218,6 +219,7 @@ def read_state(paths: CampaignPaths, *, hashes: bool = False, dispatch: Dispatch
     )
     if cache is not None:
         vars(state)["open"] = cache.open_states()  # as the property would find them among all
+    _check_layouts(state)
     if cache is None or cache.differs(rounds, tuple(number for number, _ in paths.harnesses())):
         _check_harnesses(paths, nodes)
         if problems := list(decision_problems(state, None if cache is None else cache.decisions)):
@@ -226,6 +228,15 @@ def read_state(paths: CampaignPaths, *, hashes: bool = False, dispatch: Dispatch
         if cache is not None:
             cache.found_right()
     return state
+
+
+def _check_layouts(state: CampaignState) -> None:
+    """Raise UserError where a recipe that may still be trained asks for a parallel layout that the ranks or the model do not allow."""
+    config, ranks = model_config(state.paths, state.base_policy), trainer_ranks(state.settings.cluster)
+    check_compute(state.paths.recipe_yaml, state.settings.recipe, ranks, config)
+    for version in state.open:
+        if not version.trained:
+            check_compute(version.node.paths.recipe_yaml, version.node.recipe, ranks, config)
 
 
 def _tree(paths: CampaignPaths, cache: StateCache | None) -> dict[str, Node]:

@@ -13,6 +13,7 @@ from evo_hpc.config.cluster import Cluster
 from evo_hpc.config.recipe import Recipe
 from evo_hpc.config.yaml_io import load_model
 from evo_hpc.controller.names import check_names
+from evo_hpc.controller.preflight import check_model
 from evo_hpc.controller.settings import load_settings
 from evo_hpc.controller.state import base_policy_of, read_state
 from evo_hpc.controller.tasks import check_task_files, read_manifest
@@ -95,7 +96,9 @@ def find_problems(paths: CampaignPaths) -> list[str]:
             check(lambda job=job: (read_attempt(job), load_record(job)))
             check(lambda job=job: load_spec(job) if job.spec.exists() else None)
     if settings is not None:
-        check(lambda: base_policy_of(paths, settings))
+        base_policy = check(lambda: base_policy_of(paths, settings))
+        if base_policy is not None:
+            check(lambda: check_model(paths.root / base_policy))
     for folder in _published(paths):
         check(lambda folder=folder: read_complete(folder, hashes=True))
     return problems

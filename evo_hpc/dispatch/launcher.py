@@ -17,18 +17,21 @@ from typing import Any, Literal
 from pydantic import ValidationError
 
 from evo_hpc.config.cluster import Cluster
+from evo_hpc.config.recipe import Recipe
 from evo_hpc.config.slurm import Slurm
 from evo_hpc.dispatch.attempt import read_attempt
 from evo_hpc.dispatch.endings import outcome_of
 from evo_hpc.dispatch.exchange import make_exchange
 from evo_hpc.dispatch.memory import killed_for_memory
-from evo_hpc.dispatch.roles import ROLES, Role
+from evo_hpc.dispatch.roles import ROLES, Role, processes
 from evo_hpc.dispatch.slurm.commands import Commands, SlurmError
 from evo_hpc.dispatch.slurm.steps import Allocation, by_srun, rendezvous, srun_words
+from evo_hpc.dispatch.workers import Pulses
 from evo_hpc.errors import EvoError, UserError
 from evo_hpc.jobs.claims import Superseded, check_claim, claim
 from evo_hpc.jobs.spec import Blame, Identity, JobSpec, Result, load_spec
 from evo_hpc.paths import CampaignPaths, ExchangePaths, IncarnationPaths, JobPaths
+from evo_hpc.rollout.doorbell_hub import Hub
 from evo_hpc.store.atomic import StoreError, write_json, write_json_once
 from evo_hpc.store.processes import ProcessIdentity
 
@@ -39,7 +42,7 @@ _LONGEST_TICK_SECONDS = 1.0
 _TRAFFIC_BYTES = 64 << 20
 """Room for requests and rollouts, beside the policies."""
 _POLICIES = 3
-"""Policies in the exchange at once: two published ones and the one being written."""
+"""Policies in the exchange at once, where nothing is stale: two published ones and the one being written."""
 _WARNINGS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP, signal.SIGALRM)
 """Whichever of them the profile asks Slurm for."""
 _REQUEUE_SECONDS = 120.0
@@ -88,6 +91,11 @@ class Launcher:
     """Reading of `clock` when the job was told to stop."""
     stopped_by: Literal["controller", "warning"] | None = None
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    roles: dict[str, Role] = field(default_factory=dict)
+    """By the name of the process."""
+    restarts: dict[str, int] = field(default_factory=dict)
+    """How often each worker was started again."""
+    _pulses: Pulses = field(default_factory=Pulses)
     _told_to_stop: bool = False
     _cut_off: bool = False
     _last_beat: float = float("-inf")
@@ -97,12 +105,12 @@ class Launcher:
 
     def run(self) -> Result:
         """Run to the end. Raises Superseded when a newer incarnation took over, OSError when a role cannot be started."""
-        roles = ROLES[self.spec.kind]
+        self.roles = {role.name: role for role in processes(ROLES[self.spec.kind], self.cluster)}
         try:
-            for role in roles:
+            for role in self.roles.values():
                 if self.stopping_since is None:
                     self.processes[role.name] = self._spawn(role)
-            return self._watch(next(role.name for role in roles if role.primary))
+            return self._watch(next(role.name for role in self.roles.values() if role.primary))
         finally:
             self._end_all()
 
@@ -122,7 +130,8 @@ class Launcher:
     def _spawn(self, role: Role) -> subprocess.Popen[bytes]:
         log = self.incarnation.log(role.name)
         log.parent.mkdir(exist_ok=True)
-        threads = self.cluster.engine.threads if role.name in ("rollout", "evaluator") else self.cluster.trainer.threads
+        has_engine = role.name.split("-")[0] in ("rollout", "evaluator")
+        threads = self.cluster.engine.threads if has_engine else self.cluster.trainer.threads
         environment = {
             "OMP_WAIT_POLICY": "PASSIVE",  # threads that spin while they wait make two jobs on one machine ten times slower, and one no faster
             **os.environ, "OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1",
@@ -133,11 +142,17 @@ class Launcher:
             resources = self.cluster.slurm.of(self.spec.kind)
             environment.update(rendezvous(self.allocation))
             if self._behind_srun():  # srun ends the step when this process dies; the role's parent is another, on another node perhaps
-                parent, words = 0, [*srun_words(resources, primary=role.primary), *(resources.container or [])]
+                # Shared memory, where the exchange is unless the profile names a folder, is the first node's alone.
+                index = role.index if self.cluster.exchange is not None else 0
+                parent, words = 0, [*srun_words(resources, primary=role.primary, index=index), *(resources.container or [])]
         command = [
-            *words, sys.executable, "-m", "evo_hpc.jobs.role", "--job", str(self.job.root), "--incarnation", str(self.incarnation.number),
-            "--role", role.name, "--entry", role.entry, "--exchange", str(self.exchange.root), "--parent", str(parent),
+            sys.executable, "-m", "evo_hpc.jobs.role", "--job", str(self.job.root), "--incarnation", str(self.incarnation.number),
+            "--role", role.name, "--entry", role.entry, "--exchange", str(self.exchange.root),
         ]
+        if self.allocation is None and self.spec.kind == "train" and role.primary and (ranks := self.cluster.trainer.ranks) > 1:
+            command = [sys.executable, "-m", "evo_hpc.jobs.ranks", "--count", str(ranks), "--parent", str(parent), *command]
+        else:
+            command = [*words, *command, "--parent", str(parent)]
         with log.open("ab") as out:
             return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, env=environment)
 
@@ -150,7 +165,7 @@ class Launcher:
                 return self._finish(primary)
             self._beat()
             if self.stopping_since is None:
-                if (result := self._ended_early(primary)) is not None:
+                if (result := self._ended_early(primary) or self._fallen_silent()) is not None:
                     return result
                 if (still := self._stalled_seconds()) is not None:
                     self._dump_stacks()
@@ -165,7 +180,7 @@ class Launcher:
 
     def _ended_early(self, primary: str) -> Result | None:
         """The result when a service has ended by itself; one that was told to stop takes the job with it."""
-        for name, process in self.processes.items():
+        for name, process in list(self.processes.items()):
             if process.poll() is None:
                 continue
             outcome = self._outcome(name)
@@ -173,9 +188,35 @@ class Launcher:
                 self.request_stop("controller" if self.allocation is None else "warning")
             elif outcome["outcome"] == "done":
                 return self._failed(f"{name} ended before {primary}")
-            else:
+            elif not (_may_pass(outcome) and self.processes[primary].poll() is None and self._restart(name, str(outcome["error"]))):
                 return self._result(outcome)
         return None
+
+    def _fallen_silent(self) -> Result | None:
+        """Start workers again that have work and do not go on with it, their stacks in their logs; the result when that was done too often."""
+        for name in [name for name, role in self.roles.items() if role.worker]:
+            silent = self._pulses.silent_seconds(name, self.incarnation.pulse(name), self.clock.seconds)
+            if silent <= 60 * self.cluster.stall_minutes:
+                continue
+            why = f"{name} had work and gave no sign of life for {silent / 60:.1f} minutes; its stacks are in {self.incarnation.log(name)}"
+            self._dump_stacks([name])
+            self._end([self.processes[name]])
+            if not self._restart(name, why):
+                return self._failed(why)
+        return None
+
+    def _restart(self, name: str, why: str) -> bool:
+        """Start a worker again that is dead; False when it is none, or has had its share of that."""
+        done, limit = self.restarts.get(name, 0), self.cluster.engine.restarts
+        if not self.roles[name].worker or done >= limit:
+            return False
+        self.restarts[name] = done + 1
+        _say(f"{why}. Started again ({done + 1} of {limit} times)")
+        for path in (*self.incarnation.role_outcomes(name), self.incarnation.pulse(name)):
+            path.unlink(missing_ok=True)
+        self._pulses.forget(name, self.clock.seconds)
+        self.processes[name] = self._spawn(self.roles[name])
+        return True
 
     def _finish(self, primary: str) -> Result:
         outcome = self._outcome(primary)
@@ -222,24 +263,25 @@ class Launcher:
             self._beat_failed = True
 
     def _stalled_seconds(self) -> float | None:
-        """Seconds awake since the progress file last changed, when they are too many."""
+        """Seconds awake since the progress file last changed, and since a worker last sampled, when they are too many."""
         progress = self.incarnation.progress
         if progress.exists():
             found = progress.stat()
             if (seen := (found.st_ino, found.st_mtime_ns)) != self._progress:
                 self._progress, self._progress_at = seen, self.clock.seconds
-        silent = self.clock.seconds - self._progress_at
+        silent = self.clock.seconds - max(self._progress_at, self._pulses.last)
         return silent if silent > 60 * self.cluster.stall_minutes else None
 
     def _behind_srun(self) -> bool:
         return self.allocation is not None and by_srun(self.cluster.slurm.of(self.spec.kind))
 
-    def _dump_stacks(self) -> None:
-        """Have every role write its threads' stacks. Those behind srun are asked through Slurm, and do not die of it: srun itself dies of
+    def _dump_stacks(self, names: list[str] | None = None) -> None:
+        """Have these roles, or all, write their threads' stacks. Those behind srun are asked through Slurm, and do not die of it: srun itself dies of
         SIGABRT without passing it on, and the first rank that ended would take the others with it before they have written theirs."""
         if not self._behind_srun():
-            for process in self.processes.values():
-                process.send_signal(signal.SIGABRT)
+            for name, process in self.processes.items():
+                if names is None or name in names:
+                    process.send_signal(signal.SIGABRT)
             return
         assert self.allocation is not None
         try:
@@ -263,10 +305,13 @@ class Launcher:
             process.wait()
 
     def _end_all(self) -> None:
-        for process in self.processes.values():
+        self._end(list(self.processes.values()))
+
+    def _end(self, processes: list[subprocess.Popen[bytes]]) -> None:
+        for process in processes:
             process.terminate()
         deadline = time.monotonic() + _SERVICE_GRACE_SECONDS
-        for process in self.processes.values():
+        for process in processes:
             try:
                 process.wait(max(0.0, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
@@ -275,11 +320,14 @@ class Launcher:
 
 
 def exchange_bytes(job: JobPaths, spec: JobSpec) -> int:
-    """Bytes that a job's exchange may come to hold: its traffic, and for training the policies that pass through it."""
+    """Bytes that a job's exchange may come to hold: its traffic, and for training the policies that pass through it. Both grow with how
+    stale rollouts may be: so many steps are under way, and so many policies may still be asked for."""
     if spec.kind != "train":
         return _TRAFFIC_BYTES
+    stale = Recipe.model_validate(spec.params.get("recipe", {})).rollout.max_staleness
     init = CampaignPaths.of_job(job).root / spec.params["init"]
-    return _TRAFFIC_BYTES + _POLICIES * sum(path.stat().st_size for path in init.rglob("*") if path.is_file())
+    policy = sum(path.stat().st_size for path in init.rglob("*") if path.is_file())
+    return _TRAFFIC_BYTES * (1 + stale) + policy * (_POLICIES + stale)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -371,6 +419,7 @@ def _run(job: JobPaths, name: str, incarnation: IncarnationPaths, early: list[in
     spec = load_spec(job)
     cluster = Cluster.model_validate(spec.cluster)
     exchange = make_exchange(cluster, name, incarnation, need_bytes=exchange_bytes(job, spec))
+    hub = _doorbell(exchange, spec, cluster, allocation)
     try:
         launcher = Launcher(job, spec, incarnation, exchange, cluster, allocation)
         signal.signal(signal.SIGTERM, lambda signum, frame: launcher.request_stop())
@@ -380,7 +429,22 @@ def _run(job: JobPaths, name: str, incarnation: IncarnationPaths, early: list[in
             launcher.request_stop("controller" if signal.SIGTERM in early else "warning")
         return launcher.run()
     finally:
+        if hub is not None:
+            hub.close()
         shutil.rmtree(exchange.root, ignore_errors=True)
+
+
+def _doorbell(exchange: ExchangePaths, spec: JobSpec, cluster: Cluster, allocation: Allocation | None) -> Hub | None:
+    """A doorbell where a job has several roles that wait for each other; on one host nobody else can reach it."""
+    names = [role.name for role in processes(ROLES[spec.kind], cluster)]
+    hosts = allocation.hosts if allocation is not None else ()
+    hub = Hub(exchange, hosts[0] if len(hosts) > 1 else "127.0.0.1", names)
+    return hub if len(names) > 1 and hub.start() else None
+
+
+def _may_pass(outcome: dict[str, Any]) -> bool:
+    """Whether a role's failure may have been a chance one: not the user's, and not of the kind that Slurm is asked about."""
+    return outcome["outcome"] == "failed" and outcome.get("blame") != "user" and outcome.get("ending") is None
 
 
 def _say(message: str) -> None:

@@ -29,6 +29,10 @@ class TokenizerError(UserError):
     """A model folder's tokenizer files are missing or unusable, or a chat template refused its messages."""
 
 
+class VocabularyError(TokenizerError):
+    """The tokenizer has ids that the model has no embedding for: the two do not belong together."""
+
+
 class ChatTokenizer:
     """Renders chat messages to token ids and back; equal to transformers' `apply_chat_template` and `decode`."""
 
@@ -46,7 +50,11 @@ class ChatTokenizer:
 
     @classmethod
     def from_folder(cls, folder: Path) -> ChatTokenizer:
-        """The tokenizer of a Hugging Face model folder. Raises `TokenizerError` naming the file that is wrong."""
+        """The tokenizer of a Hugging Face model folder.
+
+        Raises `TokenizerError` naming the file that is wrong; `VocabularyError` where config.json's vocab_size is too
+        small for it (a larger one is padding, and fine).
+        """
         folder = Path(folder)
         path = folder / "tokenizer.json"
         if not path.is_file():
@@ -55,6 +63,7 @@ class ChatTokenizer:
             tokenizer = Tokenizer.from_file(str(path))
         except Exception as error:  # the tokenizers library raises the bare class
             raise TokenizerError(f"{path}: {error}") from error
+        _check_vocabulary(folder, tokenizer)
         # Padding and truncation settings in the file serve training; ids must be those of the text alone.
         tokenizer.no_padding()
         tokenizer.no_truncation()
@@ -89,6 +98,20 @@ class ChatTokenizer:
     def encode_prompt(self, messages: Sequence[dict[str, Any]], *, add_generation_prompt: bool = True) -> list[int]:
         """Token ids of the rendered prompt; the template alone places special tokens."""
         return self.encode_text(self.render(messages, add_generation_prompt=add_generation_prompt))
+
+    def encode_continuation(self, messages: Sequence[dict[str, Any]]) -> list[int]:
+        """Token ids of what follows an assistant's finished response (end token included) when `messages` come next, up to where the
+        assistant is to go on. So the ids of the response itself need not be made again from its text, which might give others.
+
+        Raises `TokenizerError` where the template does not show what the assistant said.
+        """
+        mark = "\u241e a response \u241e"
+        whole = self.render([{"role": "user", "content": "."}, {"role": "assistant", "content": mark}, *messages])
+        _, found, rest = whole.partition(mark)
+        if not found:
+            raise TokenizerError("chat template: it leaves out what the assistant said, so a chat of several turns cannot be continued")
+        ended = next((text for text in (self.decode([i]) for i in self.eos_ids) if text and rest.startswith(text)), "")
+        return self.encode_text(rest.removeprefix(ended))
 
     def encode_text(self, text: str) -> list[int]:
         """Token ids of `text`, nothing added."""
@@ -154,6 +177,19 @@ def _read_json(path: Path, *, required: bool = True) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise TokenizerError(f"{path}: must hold a JSON object")
     return content
+
+
+def _check_vocabulary(folder: Path, tokenizer: Tokenizer) -> None:
+    size = _read_json(folder / "config.json", required=False).get("vocab_size")
+    vocabulary = tokenizer.get_vocab(with_added_tokens=True)
+    if size is None or not vocabulary:
+        return
+    token, largest = max(vocabulary.items(), key=lambda entry: entry[1])
+    if largest >= size:
+        raise VocabularyError(
+            f"{folder / 'tokenizer.json'}: token {token!r} has id {largest}, but the model has ids below {size} only (vocab_size in "
+            f"{folder / 'config.json'}): give the tokenizer that the model was trained with, or resize the model's embedding"
+        )
 
 
 def _special_tokens(folder: Path, settings: dict[str, Any]) -> dict[str, str]:

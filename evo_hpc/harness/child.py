@@ -68,7 +68,7 @@ class _Run:
         self.database.add("result", table)
         measures = self._measures(self._select(self.paths.measures))
         values = {name: measure.value for name, measure in measures.items()}
-        findings = [found for rule in self.manifest.findings if (found := self._finding(rule, values))]
+        findings = [found for rule in self.manifest.findings for found in self._findings(rule, values)]
         report = AnalyzerReport(
             analyzer=self.manifest.name, layer=self.manifest.layer, version=self.request.version, up_to_step=self.request.up_to_step,
             measures=measures, findings=findings, rows=table.num_rows,
@@ -109,21 +109,28 @@ class _Run:
             name: Measure(value=value, se=row.get(name + ERROR_SUFFIX)) for name, value in row.items() if not name.endswith(ERROR_SUFFIX)
         }
 
-    def _finding(self, rule: FindingRule, values: Mapping[str, float | None]) -> Finding | None:
+    def _findings(self, rule: FindingRule, values: Mapping[str, float | None]) -> list[Finding]:
         value, threshold = values[rule.measure], self.manifest.threshold(rule)
         if self.request.dry:
-            self._says(rule, threshold, threshold, dict.fromkeys(values, 1.0))
+            self._says(rule, threshold, threshold, dict.fromkeys(values, 1.0), dict.fromkeys(self._columns()) if rule.each else None)
             self._evidence(rule)
         if value is None or not (value > threshold if rule.above is not None else value < threshold):
-            return None
-        return Finding(
-            id=f"{self.manifest.name}.{rule.id}", severity=rule.severity, measure=f"{self.manifest.name}.{rule.measure}", value=value,
-            above=threshold if rule.above is not None else None, below=threshold if rule.below is not None else None,
-            text=self._says(rule, value, threshold, values), evidence=self._evidence(rule),
-        )
+            return []
+        rows = self._evidence(rule)
+        return [
+            Finding(
+                id=f"{self.manifest.name}.{rule.id}", severity=rule.severity, measure=f"{self.manifest.name}.{rule.measure}", value=value,
+                above=threshold if rule.above is not None else None, below=threshold if rule.below is not None else None,
+                text=self._says(rule, value, threshold, values, row), evidence=shown,
+            )
+            for row, shown in ([(row, [row]) for row in rows] if rule.each else [(None, rows)])
+        ]
 
-    def _says(self, rule: FindingRule, value: float, threshold: float, values: Mapping[str, float | None]) -> str:
-        given = {"value": value, "threshold": threshold, "measures": values, "p": self.p}
+    def _columns(self) -> list[str]:
+        return self.database.select("SELECT * FROM result LIMIT 0", {}).column_names
+
+    def _says(self, rule: FindingRule, value: float, threshold: float, values: Mapping[str, float | None], row: Mapping[str, Any] | None) -> str:
+        given = {"value": value, "threshold": threshold, "measures": values, "p": self.p, **({"row": row} if row is not None else {})}
         try:
             return " ".join(render_text(rule.says, rule.id, given).split())
         except TemplateProblem as problem:

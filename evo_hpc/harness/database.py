@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,9 @@ import duckdb
 import pyarrow as pa
 import pyarrow.dataset
 
-from evo_hpc.harness.inputs import BadInputs, EffectiveRow
+from evo_hpc.harness.inputs import BadInputs
 from evo_hpc.harness.templates import template_line
+from evo_hpc.lineage.effective import EffectiveRow, read_back
 from evo_hpc.store.schemas import ROLLOUT, STEP
 from evo_hpc.store.tables import read_table
 
@@ -20,6 +22,9 @@ TOKENS = ("prompt_ids", "response_ids", "loss_mask", "logprobs", "messages")
 """Columns of rollouts that analyzers do not get: they read features."""
 FEATURES = pa.schema([field for field in ROLLOUT if field.name not in TOKENS])
 EFFECTIVE = pa.schema([("role", pa.string()), ("field", pa.string()), ("value", pa.string())])
+READ_BACK = pa.schema([
+    ("name", pa.string()), ("asked", pa.string()), ("place", pa.string()), ("ran_with", pa.string()), ("same", pa.bool_()),
+])
 MEMORY_MIB = 1024
 
 _LINE = re.compile(r"^LINE (\d+):", re.MULTILINE)
@@ -70,6 +75,7 @@ def open_inputs(
     return {
         "steps": _table(steps, STEP, "step", up_to_step), "train": _table(train, FEATURES, "trainer_step", up_to_step),
         "probe": _table(probe if up_to_step is None else (), FEATURES, "policy_step", None),
+        "read_back": pa.Table.from_pylist([asdict(setting) for setting in read_back(effective)], schema=READ_BACK),
         "effective": configuration, "recipe": pa.Table.from_pylist(recipe, schema=pa.schema(list(EFFECTIVE)[1:])),
     }
 

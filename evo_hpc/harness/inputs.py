@@ -9,12 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from evo_hpc.errors import UserError
-
-ROLES = ("recipe", "trainer", "rollout")
-"""Whose account of the configuration effective.yaml holds; `recipe` is what was asked for."""
-
-EffectiveRow = tuple[str, str, str | None]
-"""Role, dotted field, value as text; null where the field is null."""
+from evo_hpc.lineage.effective import ROLES, EffectiveRow
 
 
 class BadInputs(UserError):

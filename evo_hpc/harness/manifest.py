@@ -17,7 +17,7 @@ from evo_hpc.lineage.findings import Severity
 from evo_hpc.paths import AnalyzerPaths
 
 Layer = Literal["score", "signal", "behaviour", "integrity", "optimisation"]
-Input = Literal["steps", "train", "probe", "effective", "recipe"]
+Input = Literal["steps", "train", "probe", "effective", "recipe", "read_back"]
 Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]
 Scalar = bool | int | float | str | None
 ParameterValue = Scalar | list[Scalar] | dict[str, Scalar]
@@ -63,7 +63,9 @@ class FindingRule(Config):
     below: float | Name | None = None
     """The finding is made where the measure falls short of this number, or the parameter of this name."""
     says: str
-    """One sentence, a Jinja template; it gets value, threshold, measures, p."""
+    """One sentence, a Jinja template; it gets value, threshold, measures, p, and with `each` the row."""
+    each: bool = False
+    """One finding for every row of the evidence, rather than one with them all."""
     evidence: Evidence | None = None
     """Null = no rows."""
 
@@ -71,6 +73,8 @@ class FindingRule(Config):
     def _one_side(self) -> FindingRule:
         if (self.above is None) == (self.below is None):
             raise ValueError("a finding has exactly one of `above` and `below`")
+        if self.each and self.evidence is None:
+            raise ValueError("a finding with `each` needs `evidence`, whose rows it is made for")
         return self
 
 

@@ -6,8 +6,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from evo_hpc.harness.inputs import EffectiveRow
 from evo_hpc.harness.manifest import AnalyzerManifest
+from evo_hpc.lineage.effective import EffectiveRow
 
 
 class Request(BaseModel):

@@ -51,7 +51,8 @@ class RoleContext:
         now = time.monotonic()
         if not self.told_to_stop and now - self._looked > _LOOK_SECONDS:
             self._looked = now
-            self.told_to_stop = self.incarnation.stop.exists()
+            if self.incarnation.stop.exists():  # never set to False: SIGTERM may have come since
+                self.told_to_stop = True
         return self.told_to_stop
 
     @stop_requested.setter

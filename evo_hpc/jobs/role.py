@@ -55,8 +55,9 @@ def main(arguments: list[str] | None = None) -> NoReturn:
         parser.add_argument(name, required=True)
     for name in ("--incarnation", "--parent"):
         parser.add_argument(name, type=int, required=True)
+    parser.add_argument("--rank", type=int)
     args = parser.parse_args(arguments)
-    rank = take_rank(os.environ)
+    rank = take_rank(os.environ) if args.rank is None else args.rank
     if args.parent:
         die_with_parent(args.parent)
     faulthandler.enable()  # SIGABRT, sent by the stall watchdog, prints every thread's stack

@@ -16,7 +16,7 @@ Factor = Literal["reward", "data_filter", "rollout", "optimizer", "tool_use", "s
 FACTOR_OF_FIELD: dict[str, Factor] = {
     "reward": "reward", "data_filter": "data_filter", "rollout": "rollout", "optimizer": "optimizer",
     "tool_use": "tool_use", "seed": "seed", "steps": "budget",
-    "checkpoint": "system", "token_budget": "system", "schema_version": "system",
+    "checkpoint": "system", "token_budget": "system", "compute": "system", "schema_version": "system",
 }
 """Which factor each top-level field of a recipe belongs to. `budget` and `system` are not an agent's to change."""
 

@@ -36,7 +36,7 @@ def policy_identity(folder: Path) -> str:
 
 
 def learning_fields(recipe: Recipe) -> dict[str, Any]:
-    """The recipe without what must not change the result (saving, packing)."""
+    """The recipe without what must not change the result (saving, packing, parallelism)."""
     return {k: v for k, v in recipe.model_dump(mode="json").items() if FACTOR_OF_FIELD[k] != "system"}
 
 

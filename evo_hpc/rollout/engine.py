@@ -29,7 +29,7 @@ class Engine:
     """One vLLM engine; one a process, and the process should do little else: vLLM takes over torch's settings.
 
     `model`: folder in HF layout. `max_model_len`: tokens of prompt and response together. `kv_cache_bytes`: memory
-    of the KV cache. `threads`: CPU threads. Raises `EngineUnavailable`, `ModelFolderError`.
+    of the KV cache. `threads`: CPU threads. `tensor_parallel`: GPUs that the model is divided over. Raises `EngineUnavailable`, `ModelFolderError`.
     """
 
     def __init__(
@@ -42,6 +42,7 @@ class Engine:
         dtype: str = "float32",
         threads: int = 1,
         seed: int = 0,
+        tensor_parallel: int = 1,
     ) -> None:
         require_vllm()
         self._shapes = tensor_shapes(model)
@@ -54,6 +55,8 @@ class Engine:
         self.weight_version = weight_version
         self._max_model_len = max_model_len
         self._unusable = ""
+        self._running: dict[str, float] = {}
+        """When each unfinished request was taken in."""
         arguments = engine_arguments(
             model,
             cuda=torch.cuda.is_available(),
@@ -61,6 +64,7 @@ class Engine:
             kv_cache_bytes=kv_cache_bytes,
             dtype=dtype,
             seed=seed,
+            tensor_parallel=tensor_parallel,
         )
         try:
             with quick_and_quiet():
@@ -83,30 +87,56 @@ class Engine:
         `on_finish` sees each completion as soon as its last token is sampled. If it raises, or on a signal, the
         remaining requests are dropped and the engine stays usable. Raises `RequestError` before anything is sampled.
         """
-        self._require_usable()
-        budgets = self._check(requests, sampling)
-        started = time.perf_counter()
+        self._require_idle("generate")
         done: dict[str, Completion] = {}
-        pending: list[str] = []
         try:
-            for request, max_tokens in zip(requests, budgets, strict=True):
-                pending.append(request.request_id)
-                self._submit(request, _sampling_params(sampling, request.seed, max_tokens))
-            while self._vllm.has_unfinished_requests():
-                for output in self._vllm.step():
-                    seconds = time.perf_counter() - started
-                    completion = _completion(output, self.weight_version, seconds)
+            self.add(requests, sampling)
+            while self._running:
+                for completion in self.step():
                     done[completion.request_id] = completion
                     if on_finish is not None:
                         on_finish(completion)
         finally:
-            if left := [name for name in pending if name not in done]:
-                self._vllm.abort_request(left)
+            self.drop(list(self._running))
         return [done[request.request_id] for request in requests]
+
+    def add(self, requests: Sequence[Request], sampling: Sampling) -> None:
+        """Take requests in beside those that are being sampled; `step` samples them (continuous batching).
+
+        Raises `RequestError`, on a name that is being sampled already too, before anything is taken in.
+        """
+        self._require_usable()
+        budgets = self._check(requests, sampling)
+        now = time.perf_counter()
+        for request, max_tokens in zip(requests, budgets, strict=True):
+            self._running[request.request_id] = now
+            self._submit(request, _sampling_params(sampling, request.seed, max_tokens))
+
+    def step(self) -> list[Completion]:
+        """Sample one more token of every request that has room; returns those that are finished with it."""
+        self._require_usable()
+        now, found = time.perf_counter, []
+        for output in self._vllm.step():
+            seconds = now() - self._running.pop(output.request_id)
+            found.append(_completion(output, self.weight_version, seconds))
+        return found
+
+    @property
+    def unfinished(self) -> int:
+        """Requests that were taken in and are neither finished nor dropped."""
+        return len(self._running)
+
+    def drop(self, request_ids: Sequence[str]) -> None:
+        """Give up requests that are being sampled; their tokens are lost."""
+        if left := [name for name in request_ids if name in self._running]:
+            for name in left:
+                del self._running[name]
+            self._vllm.abort_request(left)
 
     def score(self, token_ids: Sequence[int], temperature: float = 1.0) -> npt.NDArray[np.float32]:
         """Log-probabilities `[len(token_ids)]` of a given sequence, each token given those before; position 0 is 0."""
         self._require_usable()
+        self._require_idle("score")
         return self._score(token_ids, temperature)
 
     def reload(
@@ -125,6 +155,7 @@ class Engine:
         Raises `WeightMismatch` after loading: the engine then refuses to sample until a reload succeeds.
         """
         self._require_open()
+        self._require_idle("reload")
         expected = np.asarray(probe_logprobs, dtype=np.float64)
         if len(probe_ids) < 2 or expected.shape != (len(probe_ids),):
             raise RequestError(
@@ -188,6 +219,7 @@ class Engine:
             "max_num_seqs": scheduler.max_num_seqs,
             "max_num_batched_tokens": scheduler.max_num_batched_tokens,
             "async_scheduling": scheduler.async_scheduling,
+            "tensor_parallel": config.parallel_config.tensor_parallel_size,
             "threads": torch.get_num_threads(),
         }
 
@@ -227,13 +259,16 @@ class Engine:
             raise RequestError(f"{sampling}: temperature > 0, 0 < top_p <= 1 and max_tokens >= 1 are needed")
         seen: set[str] = set()
         for request in requests:
-            if request.request_id in seen:
-                raise RequestError(f"request {request.request_id!r} comes twice in one call; make the ids unique")
+            if request.request_id in seen or request.request_id in self._running:
+                raise RequestError(f"request {request.request_id!r} comes twice in one call, or is being sampled; make the ids unique")
             seen.add(request.request_id)
             if not 0 <= request.seed < 2**63:
                 raise RequestError(f"request {request.request_id!r}: seed {request.seed} is outside [0, 2**63)")
             self._check_sequence(f"request {request.request_id!r}", request.prompt_ids, self._max_model_len - 1)
-        return [min(sampling.max_tokens, self._max_model_len - len(request.prompt_ids)) for request in requests]
+        return [
+            min(sampling.max_tokens, self._max_model_len - len(request.prompt_ids), request.max_tokens or sampling.max_tokens)
+            for request in requests
+        ]
 
     def _check_sequence(self, what: str, token_ids: Sequence[int], longest: int) -> None:
         if not 1 <= len(token_ids) <= longest:
@@ -251,6 +286,10 @@ class Engine:
     def _require_open(self) -> None:
         if self._unusable == "closed":
             raise EngineClosed("the engine is closed; start a new one")
+
+    def _require_idle(self, what: str) -> None:
+        if self._running:
+            raise RequestError(f"{what}: {len(self._running)} requests are being sampled; finish or drop them first")
 
     def _require_usable(self) -> None:
         self._require_open()

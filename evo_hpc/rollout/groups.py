@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from evo_hpc.config.recipe import Reward
 from evo_hpc.domains.base import Domain, Task, text_features
+from evo_hpc.domains.environment import environment_of
 from evo_hpc.domains.tokenizer import ChatTokenizer
 from evo_hpc.errors import UserError
-from evo_hpc.rollout.engine import Completion, Engine, Request, Sampling
+from evo_hpc.rollout.episodes import Episode, Episodes, Samples, turn_columns
+from evo_hpc.rollout.records import Sampling
 from evo_hpc.rollout.reward import total_reward
 from evo_hpc.store.atomic import read_json
 
@@ -62,12 +64,17 @@ def longest_context(
 class Sampler:
     """An engine with all that turns its tokens into rows."""
 
-    engine: Engine
+    engine: Samples
     tokenizer: ChatTokenizer
     domain: Domain
     sampling: Sampling
     reward: Reward
     system_prompt: str | None = None
+    max_turns: int = 1
+    under_way: Episodes = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.under_way = Episodes(self.engine, self.tokenizer, self.sampling)
 
     def rows(
         self, groups: Sequence[Group], common: Mapping[str, Any], on_finish: Callable[[int], None] | None = None
@@ -77,33 +84,38 @@ class Sampler:
         common: campaign, version, suite, policy_step, trainer_step, evaluator_epoch. `on_finish` is called with the
         number of rollouts finished so far.
         """
+        episodes, finished = self.episodes(groups), 0
+        self.under_way.add(episodes)
+        try:
+            while self.under_way.unfinished:
+                for _ in self.under_way.step():
+                    finished += 1
+                    if on_finish is not None:
+                        on_finish(finished)
+        finally:  # after an error or a stop the engine stays usable
+            self.under_way.drop(episodes)
+        return self.verified(groups, episodes, common)
+
+    def episodes(self, groups: Sequence[Group]) -> list[Episode]:
+        """One a rollout, in the order of groups and samples."""
         prompts = {g.group_id: tuple(self.tokenizer.encode_prompt(messages_of(g.task, self.system_prompt))) for g in groups}
-        requests = [
-            Request(f"{group.group_id}/{sample}", prompts[group.group_id], seed)
-            for group in groups for sample, seed in enumerate(group.seeds)
-        ]
-        finished = 0
-
-        def count(_: Completion) -> None:
-            nonlocal finished
-            finished += 1
-            if on_finish is not None:
-                on_finish(finished)
-
-        done = iter(self.engine.generate(requests, self.sampling, count))
         return [
-            self._row(group, sample, seed, prompts[group.group_id], next(done), common)
+            Episode(
+                f"{group.group_id}/{sample}", prompts[group.group_id], seed, environment_of(self.domain, group.task), self.sampling.max_tokens,
+                self.max_turns,
+            )
             for group in groups for sample, seed in enumerate(group.seeds)
         ]
 
-    def _row(
-        self, group: Group, sample: int, seed: int, prompt: tuple[int, ...], completion: Completion, common: Mapping[str, Any]
-    ) -> dict[str, Any]:
-        ids = list(completion.token_ids)
-        text = self.tokenizer.decode_response(ids)
-        truncated = completion.stop_reason == "length"
+    def verified(self, groups: Sequence[Group], episodes: Sequence[Episode], common: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """The rows of `groups` from their `episodes`, which are over, in the same order."""
+        each = iter(episodes)
+        return [self._row(group, sample, seed, next(each), common) for group in groups for sample, seed in enumerate(group.seeds)]
+
+    def _row(self, group: Group, sample: int, seed: int, episode: Episode, common: Mapping[str, Any]) -> dict[str, Any]:
+        ids, truncated = episode.response_ids, episode.stop_reason == "length"
         started = time.perf_counter()
-        verdict = self.domain.verify(group.task, text, truncated=truncated)
+        verdict = episode.environment.verdict(episode.text, truncated=truncated)
         seconds = time.perf_counter() - started
         reward = None if verdict.error else total_reward(
             self.reward, verdict.components, truncated=truncated, tokens=len(ids), max_tokens=self.sampling.max_tokens,
@@ -111,15 +123,16 @@ class Sampler:
         return {
             **common,
             "task_id": group.task.task_id, "group_id": group.group_id, "sample": sample, "seed": seed,
-            "turns": 1, "prompt_ids": list(prompt), "response_ids": ids, "loss_mask": [1] * len(ids),
-            "logprobs": completion.logprobs.tolist(), "text": text, "messages": None, "tool_calls": [],
-            "stop_reason": completion.stop_reason, "reward": reward, "components": list(verdict.components.items()),
+            "prompt_ids": list(episode.prompt_ids), "response_ids": ids, "loss_mask": episode.loss_mask,
+            "logprobs": episode.logprobs, "text": self.tokenizer.decode_response(ids),
+            "messages": json.dumps(episode.messages, ensure_ascii=False) if self.max_turns > 1 else None,
+            "stop_reason": episode.stop_reason, "reward": reward, "components": list(verdict.components.items()),
             "verifier_detail": verdict.detail, "error_class": "verifier" if verdict.error else None,
-            "weight_version": completion.weight_version,
-            "generate_seconds": completion.seconds, "verify_seconds": seconds,
-            "prompt_tokens": len(prompt), "response_tokens": len(ids), "truncated": truncated,
-            "tool_call_count": 0, "tool_error_count": 0, **text_features(ids),
-            "domain_features": [(name, float(value)) for name, value in self.domain.features(text).items()],
+            "weight_version": episode.weight_version,
+            "generate_seconds": episode.seconds, "verify_seconds": seconds + episode.reply_seconds,
+            "prompt_tokens": len(episode.prompt_ids), "response_tokens": len(ids), "truncated": truncated,
+            **turn_columns(episode), **text_features(ids),
+            "domain_features": [(name, float(value)) for name, value in self.domain.features(episode.said).items()],
             "task_attributes": [(k, v if isinstance(v, str) else json.dumps(v)) for k, v in group.task.attributes.items()],
             "advantage": None, "kept": None, "staleness": None,
         }

@@ -21,7 +21,7 @@ def tensor_shapes(folder: Path) -> Shapes:
 
     _read_json(folder / "config.json")
     index = folder / "model.safetensors.index.json"
-    indexed: dict[str, str] | None = _read_json(index).get("weight_map", {}) if index.is_file() else None
+    indexed = _indexed(index) if index.is_file() else None
     names = sorted(set(indexed.values())) if indexed is not None else ["model.safetensors"]
     shapes: Shapes = {}
     for name in names:
@@ -37,6 +37,14 @@ def tensor_shapes(folder: Path) -> Shapes:
     if indexed is not None and set(indexed) != set(shapes):
         raise ModelFolderError(f"{index} and the files beside it disagree about {_some(set(indexed) ^ set(shapes))}")
     return shapes
+
+
+def _indexed(index: Path) -> dict[str, str]:
+    """Tensor -> file of a sharded model."""
+    found = _read_json(index).get("weight_map")
+    if not isinstance(found, dict) or not found or not all(isinstance(name, str) for name in found.values()):
+        raise ModelFolderError(f"{index}: no weight_map of tensors to files; publish the folder again")
+    return found
 
 
 def require_same_tensors(folder: Path, found: Shapes, expected: Shapes) -> None:

@@ -33,6 +33,8 @@ class Request:
     """At least one token id."""
     seed: int
     """Determines the sampled tokens, whatever else is in the batch. In [0, 2**63)."""
+    max_tokens: int | None = None
+    """Token budget of this response, where it is less than what `Sampling` says."""
 
 
 @dataclass(frozen=True)
@@ -50,4 +52,4 @@ class Completion:
     weight_version: int
     """Version of the weights that sampled every token of it."""
     seconds: float
-    """Wall clock from the call of `generate` to the last token."""
+    """Wall clock from when the engine took the request in to the last token."""

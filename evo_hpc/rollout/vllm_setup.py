@@ -98,9 +98,14 @@ def register_architecture(model: Path) -> None:
 
 
 def engine_arguments(
-    model: Path, *, cuda: bool, max_model_len: int, kv_cache_bytes: int, dtype: str, seed: int
+    model: Path, *, cuda: bool, max_model_len: int, kv_cache_bytes: int, dtype: str, seed: int, tensor_parallel: int = 1
 ) -> dict[str, Any]:
-    """Arguments of vLLM's `EngineArgs`. CPU and GPU differ only in compilation and in sequences per step."""
+    """Arguments of vLLM's `EngineArgs`. CPU and GPU differ only in compilation and in sequences per step.
+
+    Raises `EngineUnavailable` where there is no GPU and the model is to be divided.
+    """
+    if tensor_parallel > 1 and not cuda:
+        raise EngineUnavailable(f"engine.tensor_parallel is {tensor_parallel}, and there is no GPU here: only CUDA engines can be divided; set it to 1")
     arguments: dict[str, Any] = {
         "model": str(model),
         "skip_tokenizer_init": True,
@@ -118,6 +123,7 @@ def engine_arguments(
         "disable_log_stats": True,
         "use_tqdm_on_load": False,
         "worker_extension_cls": "evo_hpc.rollout.weight_transfer.PolicyWorker",
+        "tensor_parallel_size": tensor_parallel,
     }
     if not cuda:
         arguments["max_num_seqs"] = MAX_SEQUENCES_CPU

@@ -12,12 +12,25 @@ class PolicyWorker:
 
     def load_policy(self, folder: str) -> None:
         """Load the safetensors of `folder` over the weights in memory, which keep their storage."""
+        model = self.model_runner.get_model()
+        self._pack_experts_again(model)
         self.reload_weights(weights_path=folder)  # type: ignore[attr-defined]
-        head = getattr(self.model_runner.get_model(), "lm_head", None)
+        head = getattr(model, "lm_head", None)
         # On CPU the head multiplies by a packed copy of the weight. With tied embeddings vLLM 0.32 packs it once, at
         # start, and would go on sampling from the old head.
         if head is not None and hasattr(head, "cpu_linear"):
             head.quant_method.process_weights_after_loading(head)
+
+    @staticmethod
+    def _pack_experts_again(model: Any) -> None:
+        """On CPU experts multiply by packed weights, too; vLLM 0.32 packs them only where a layer has no kernel yet.
+
+        On a reload it would copy plain weights over packed ones, silently where the sizes agree.
+        """
+        for layer in model.modules():
+            method = getattr(layer, "quant_method", None)
+            if getattr(method, "moe_kernel", None) is not None and layer.w13_weight.device.type == "cpu":
+                method.moe_kernel = None
 
     def set_score_temperature(self, temperature: float) -> None:
         """Divide logits by `temperature` in log-probabilities of prompts, which vLLM always reports at 1."""

@@ -26,12 +26,11 @@ def sha256(path: Path) -> str:
     return digest.hexdigest()
 
 
-def describe(folder: Path, files: Iterable[Path]) -> list[dict[str, Any]]:
-    """Name (relative to `folder`), size in bytes and sha256 of each file."""
-    return [
-        {"name": file.relative_to(folder).as_posix(), "bytes": file.stat().st_size, "sha256": sha256(file)}
-        for file in sorted(files)
-    ]
+def describe(folder: Path, files: Iterable[Path], hashed: Mapping[str, str] | None = None) -> list[dict[str, Any]]:
+    """Name (relative to `folder`), size in bytes and sha256 of each file; those in `hashed` (name -> sha256) are not read again."""
+    known = hashed or {}
+    named = [(file.relative_to(folder).as_posix(), file) for file in sorted(files)]
+    return [{"name": name, "bytes": file.stat().st_size, "sha256": known.get(name) or sha256(file)} for name, file in named]
 
 
 def content(folder: Path) -> list[Path]:
@@ -42,15 +41,18 @@ def content(folder: Path) -> list[Path]:
     ]
 
 
-def complete(folder: Path, meta: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Write the completion record of everything now in `folder`; `meta` is the writer's own part. Last step of a write."""
+def complete(folder: Path, meta: Mapping[str, Any] | None = None, *, hashed: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """Write the completion record of everything now in `folder`; `meta` is the writer's own part. Last step of a write.
+
+    `hashed`: sha256 by name of files that whoever wrote them has hashed already.
+    """
     for file in content(folder):
         fd = os.open(file, os.O_RDONLY)
         try:
             os.fsync(fd)
         finally:
             os.close(fd)
-    record = {"schema_version": 1, "files": describe(folder, content(folder)), "meta": dict(meta or {})}
+    record = {"schema_version": 1, "files": describe(folder, content(folder), hashed), "meta": dict(meta or {})}
     write_json_once(folder / COMPLETE, record)
     return record
 

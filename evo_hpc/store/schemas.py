@@ -9,7 +9,8 @@ from __future__ import annotations
 import pyarrow as pa
 
 SCHEMA_VERSION = 2
-"""2: metrics of importance weights, of the dual clip, of the KL in the reward, of groups and updates left out."""
+"""2: metrics of importance weights, of the dual clip, of the KL in the reward, of groups and updates left out, of groups late, carried, refilled,
+and of staleness."""
 TABLE_KEY = b"evo_hpc.table"
 VERSION_KEY = b"evo_hpc.schema_version"
 
@@ -75,6 +76,8 @@ METRICS: dict[str, tuple[str, str]] = {
     "reward_mean": ("1", "score"), "reward_std": ("1", "signal"), "score_mean": ("1", "score"),
     "groups": ("1", "signal"), "groups_kept": ("1", "signal"), "groups_all_fail": ("1", "signal"),
     "groups_all_pass": ("1", "signal"), "groups_errored": ("1", "signal"), "groups_filtered": ("1", "signal"), "zero_variance_fraction": ("1", "signal"),
+    "groups_late": ("1", "signal"), "groups_carried": ("1", "signal"), "groups_dropped_late": ("1", "signal"), "groups_refilled": ("1", "signal"),
+    "staleness_mean": ("1", "signal"), "staleness_max": ("1", "signal"),
     "group_std_mean": ("1", "signal"), "advantage_positive_fraction": ("1", "signal"),
     "response_tokens_mean": ("token", "length"), "truncated_fraction": ("1", "length"),
     "loss": ("1", "optimisation"), "surrogate": ("1", "optimisation"), "kl": ("nat", "optimisation"),

@@ -6,42 +6,91 @@ import json
 import os
 import secrets
 import shutil
+import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch.distributed.checkpoint.api import CheckpointException
 
 from evo_hpc.paths import CHECKPOINT_EXTRA, CHECKPOINT_PARTIAL_PREFIX, step_of
 from evo_hpc.store.atomic import StoreError, fsync_folder
 from evo_hpc.store.manifest import complete, quarantine, read_complete
 from evo_hpc.training import parallel
-from evo_hpc.training.checkpoint_writer import InProcessSave
+from evo_hpc.training.checkpoint_state import describe, load_sharded_state, misfit, set_rng, sharded_rng, sharded_state
+from evo_hpc.training.checkpoint_writer import InProcessSave, Writing
 from evo_hpc.training.errors import CheckpointError
-from evo_hpc.training.mcore import (
-    CheckpointingException,
-    ShardedObject,
-    dist_checkpointing,
-    parallel_state,
-    tensor_parallel,
-)
+from evo_hpc.training.mcore import CheckpointingException, dist_checkpointing
 from evo_hpc.training.optimizer import Optimizer
 from evo_hpc.training.policy import Policy
 
-_REFERENCE = "reference."
-"""Before the names of the reference's weights, so that they are not those of the policy."""
+class PendingSave:
+    """A checkpoint whose state is fixed and whose files are being written. It does not exist before `finalize` returns."""
+
+    def __init__(self, folder: Path, partial: Path, writing: Writing, text: str, meta: dict[str, Any], began: float) -> None:
+        self.folder = folder
+        self._held = time.monotonic() - began
+        self._partial, self._writing, self._text, self._meta = partial, writing, text, meta
+
+    @property
+    def done(self) -> bool:
+        """Whether this rank's files are written, or have failed: `finalize` would not wait for it. Asks no other rank."""
+        return self._writing.done
+
+    @property
+    def seconds(self) -> float:
+        """What the save takes without training beside it, as far as it has come: planning, copying, writing, making it count."""
+        return self._held + self._writing.seconds
+
+    def finalize(self) -> Path:
+        """Wait for the files of all ranks and make the checkpoint appear; returns its folder. Every rank must call, once.
+
+        Raises CheckpointError, on every rank, when one of them could not write: what is there stays a partial folder.
+        """
+        self._writing.wait()
+        began = time.monotonic()
+        told = parallel.gather_objects((None if self._writing.error is None else repr(self._writing.error), self._writing.hashes))
+        failed = [f"rank {rank}: {error}" for rank, (error, _) in enumerate(told) if error]
+        if failed:
+            raise CheckpointError(f"{self.folder}: was not written ({'; '.join(failed)}); is there room on the filesystem?") from self._writing.error
+        with _quiet():
+            self._writing.finish()
+        if parallel.is_main():
+            (self._partial / CHECKPOINT_EXTRA).write_text(self._text)
+            complete(self._partial, self._meta, hashed={name: digest for _, hashes in told for name, digest in hashes.items()})
+            fsync_folder(self._partial)
+            os.rename(self._partial, self.folder)
+            fsync_folder(self.folder.parent)
+        parallel.barrier()
+        self._held += time.monotonic() - began
+        return self.folder
 
 
 def save(folder: Path, policy: Policy, optimizer: Optimizer, extra: dict[str, Any], *, reference: Policy | None = None) -> None:
     """Write the checkpoint `folder`; when it returns, the whole folder is on disk, and before that it does not exist.
 
-    `reference`: one whose weights change, and so are saved too. `extra` is the caller's own state, plain JSON. Every rank must call. A torn `folder` of that name is set aside.
-    Raises CheckpointError when an intact one exists, TypeError when `extra` is not JSON, OSError or StoreError when the
-    disk refuses.
+    `reference`: one whose weights change, and so are saved too. `extra` is the caller's own state, plain JSON. Every rank must call.
+    A torn `folder` of that name is set aside. Raises CheckpointError when an intact one exists or the disk refuses, TypeError when
+    `extra` is not JSON.
     """
+    begin(folder, policy, optimizer, extra, background=False, reference=reference).finalize()
+
+
+def save_async(folder: Path, policy: Policy, optimizer: Optimizer, extra: dict[str, Any], *, reference: Policy | None = None) -> PendingSave:
+    """Fix the state of this moment and begin to write it as `save` does, in a thread; training may go on when this returns.
+
+    The checkpoint appears when all ranks have called `finalize` on the result; one at a time. Raises as `save` does.
+    """
+    return begin(folder, policy, optimizer, extra, background=True, reference=reference)
+
+
+def begin(
+    folder: Path, policy: Policy, optimizer: Optimizer, extra: dict[str, Any], *, background: bool, reference: Policy | None = None
+) -> PendingSave:
+    """`save_async`, or with `background` false the part of `save` before the end: the files are written when this returns."""
+    began = time.monotonic()
     folder = Path(folder)
     text = json.dumps(extra, indent=1)
     if parallel.is_main():
@@ -50,18 +99,12 @@ def save(folder: Path, policy: Policy, optimizer: Optimizer, extra: dict[str, An
     if parallel.is_main():
         partial.mkdir(parents=True)
     parallel.barrier()
-    state = _state(policy, optimizer, reference, is_loading=False)
-    state["rng"] = _sharded_rng()
+    state = sharded_state(policy, optimizer, reference)
+    state["rng"] = sharded_rng()
     with _quiet():
-        dist_checkpointing.save(state, str(partial), sharded_strategy=InProcessSave("torch_dist", 1, thread_count=1))
-    parallel.barrier()
-    if parallel.is_main():
-        (partial / CHECKPOINT_EXTRA).write_text(text)
-        complete(partial, {"updates": optimizer.updates, "model": _model(policy), "tensor_parallel_size": _tp_size()})
-        fsync_folder(partial)
-        os.rename(partial, folder)
-        fsync_folder(folder.parent)
-    parallel.barrier()
+        strategy = InProcessSave("torch_dist", 1, thread_count=1, copies=background)
+        request = dist_checkpointing.save(state, str(partial), sharded_strategy=strategy, async_sharded_save=True)
+    return PendingSave(folder, partial, Writing(request, background=background), text, describe(policy, optimizer), began)
 
 
 def _make_way(folder: Path) -> None:
@@ -80,35 +123,30 @@ def _make_way(folder: Path) -> None:
 def load(folder: Path, policy: Policy, optimizer: Optimizer, *, reference: Policy | None = None) -> dict[str, Any]:
     """Restore what `save` wrote into `policy`, `optimizer` and, where it is given, `reference`, and return `extra`. Every rank must call.
 
-    Data- and tensor-parallel sizes may differ from the writer's; with another tensor-parallel size the random states,
+    The layout may be another than the writer's, but for expert parallelism; then the random states,
     which cannot be split anew and which training does not draw from, stay as they are. Raises CheckpointError: before
     anything is touched when the folder is torn or altered (hashes are checked) or holds another model; when Megatron
     cannot read an intact one, `policy` must not be used.
     """
     folder = Path(folder)
-    meta = verify(folder)["meta"]
-    if meta.get("model") != _model(policy):
-        raise CheckpointError(f"{folder}: holds another model ({meta.get('model')}) than this one ({_model(policy)})")
-    same_layout = meta.get("tensor_parallel_size") == _tp_size()
-    wanted = _state(policy, optimizer, reference, is_loading=True)
+    meta, own = verify(folder)["meta"], describe(policy, optimizer)
+    if (why := misfit(meta, own)) is not None:
+        raise CheckpointError(f"{folder}: {why}")
+    same_layout = meta.get("layout") == own["layout"]
+    wanted = sharded_state(policy, optimizer, reference, meta)
     if same_layout:
-        wanted["rng"] = _sharded_rng()
+        wanted["rng"] = sharded_rng()
     try:
         with _quiet():
             state = dist_checkpointing.load(wanted, str(folder))
-        policy.module.load_state_dict(state["model"])
-        if reference is not None:
-            reference.module.load_state_dict({name.removeprefix(_REFERENCE): value for name, value in state["reference"].items()})
-        optimizer.megatron.load_state_dict(state["optimizer"])
-        optimizer.scheduler.num_steps = 0  # its load adds the saved count to its own
-        optimizer.scheduler.load_state_dict(state["scheduler"])
+        load_sharded_state(policy, optimizer, reference, state, meta)
     except (KeyError, RuntimeError, ValueError, CheckpointingException, CheckpointException) as error:
         raise CheckpointError(
             f"{folder}: intact, but Megatron cannot load it ({type(error).__name__}: {error}); "
             "was it written by another version of megatron-core?"
         ) from error
     if same_layout:
-        _set_rng(state["rng"])
+        set_rng(state["rng"])
     return json.loads((folder / CHECKPOINT_EXTRA).read_text())
 
 
@@ -149,40 +187,3 @@ def _quiet() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", category=FutureWarning)
         yield
-
-
-def _tp_size() -> int:
-    return parallel_state.get_tensor_model_parallel_world_size()
-
-
-def _model(policy: Policy) -> dict[str, Any]:
-    """The numbers that must agree between a checkpoint and the policy it is loaded into."""
-    return {name: value for name, value in vars(policy.shape).items() if name != "raw"}
-
-
-def _state(policy: Policy, optimizer: Optimizer, reference: Policy | None, *, is_loading: bool) -> dict[str, Any]:
-    """Model, optimizer and schedule as Megatron's sharded tensors."""
-    group = parallel_state.get_data_parallel_group(with_context_parallel=True)
-    metadata = {"chained_optim_avoid_prefix": True, "dp_cp_group": group}
-    state: dict[str, Any] = {"model": policy.module.sharded_state_dict(metadata=metadata)}
-    state["optimizer"] = optimizer.megatron.sharded_state_dict(state, is_loading=is_loading, metadata=metadata)
-    state["scheduler"] = optimizer.scheduler.state_dict()
-    if reference is not None:  # after the optimizer's, which looks through all of `state` for its parameters
-        state["reference"] = reference.module.sharded_state_dict(prefix=_REFERENCE, metadata=metadata)
-    return state
-
-
-def _sharded_rng() -> ShardedObject:
-    """torch's generators and Megatron's named states; one copy a tensor-parallel rank."""
-    states = {"cpu": torch.get_rng_state(), "tracker": tensor_parallel.get_cuda_rng_tracker().get_states()}
-    if torch.cuda.is_available():
-        states["cuda"] = torch.cuda.get_rng_state()
-    rank, replica = parallel_state.get_tensor_model_parallel_rank(), parallel_state.get_data_parallel_rank()
-    return ShardedObject("rng", states, (_tp_size(),), (rank,), replica_id=replica)
-
-
-def _set_rng(states: dict[str, Any]) -> None:
-    torch.set_rng_state(states["cpu"])
-    tensor_parallel.get_cuda_rng_tracker().set_states(states["tracker"])
-    if torch.cuda.is_available() and "cuda" in states:
-        torch.cuda.set_rng_state(states["cuda"])

@@ -10,7 +10,7 @@ class TrainingError(Failure):
 
 
 class UnsupportedModelError(UserError):
-    """The model folder's config.json describes something other than a dense Qwen3."""
+    """The model folder's config.json describes something that cannot be built; names file, field and value."""
 
 
 class WeightsError(UserError):
@@ -18,7 +18,7 @@ class WeightsError(UserError):
 
 
 class ParallelError(UserError):
-    """The process layout is impossible: world size, tensor-parallel size, or a second, different initialisation."""
+    """This process's place is impossible: its rank, a launcher that gave no address, or a second, different initialisation."""
 
 
 class SampleError(TrainingError):

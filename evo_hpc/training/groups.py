@@ -45,9 +45,10 @@ class ScoredBatch:
 
 
 def score_groups(
-    rows: Sequence[dict[str, Any]], group_size: int, optimizer: Optimizer, data_filter: DataFilter, memory: SpreadMemory = SpreadMemory()
+    rows: Sequence[dict[str, Any]], group_size: int, optimizer: Optimizer, data_filter: DataFilter, memory: SpreadMemory = SpreadMemory(),
+    most: int | None = None,
 ) -> ScoredBatch:
-    """Advantages of every group, and which groups are learned from; `memory`: of the batches before.
+    """Advantages of every group, and which groups are learned from, the first `most` at most; `memory`: of the batches before.
 
     A group with a verifier error is dropped and counted: an error is not a wrong answer. Raises ValueError when a
     group is not complete.
@@ -62,6 +63,8 @@ def score_groups(
             raise ValueError(f"group {group_id} has samples {[row['sample'] for row in members]}, expected 0 to {group_size - 1}")
         groups.append(_score(members, optimizer, data_filter))
     memory = _leave_out(groups, data_filter, memory)
+    for group in [group for group in groups if group.kept][most:] if most is not None else []:
+        group.kept, group.why_dropped = False, "surplus"
     for group in groups:
         for row, advantage in zip(group.rows, group.advantages, strict=True):
             row["advantage"] = float(advantage)

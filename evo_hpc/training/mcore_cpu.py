@@ -120,6 +120,12 @@ def _patch_module(module: types.ModuleType, overlay: types.ModuleType) -> None:
         _patch_rng_tracker(module)
     elif module.__name__ == "megatron.core.dist_checkpointing.mapping":
         module.ShardedTensor.init_data.__defaults__ = (overlay.empty,)  # bound torch.empty before the overlay
+    elif module.__name__ == "megatron.core.transformer.moe.token_dispatcher":
+        module.maybe_move_tensor_to_cpu = _to_host  # all_to_all wants its split sizes as numbers; it converts CUDA tensors only
+
+
+def _to_host(tensor: Any, as_numpy: bool = False, record_stream: bool = False) -> Any:
+    return tensor.numpy() if as_numpy and torch.is_tensor(tensor) else tensor
 
 
 def _patch_rng_tracker(module: Any) -> None:

@@ -5,6 +5,7 @@ How tokens are weighed against one another, and what they are divided by, is tra
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -35,11 +36,13 @@ class Sequences:
     index: Tensor
     """[n], of 0 .. count - 1."""
     count: int
+    over_ranks: Callable[[Tensor], Tensor] = lambda total: total
+    """Differentiable sum of a tensor [count] over the ranks that share these sequences, where several do."""
 
     def mean(self, values: Tensor) -> Tensor:
         """For each token the mean of `values` [n] over the tokens of its sequence: [n]. Differentiable."""
         def total(of: Tensor) -> Tensor:
-            return torch.zeros(self.count, dtype=of.dtype, device=of.device).index_add(0, self.index, of)
+            return self.over_ranks(torch.zeros(self.count, dtype=of.dtype, device=of.device).index_add(0, self.index, of))
 
         return (total(values) / total(torch.ones_like(values)).clamp(min=1))[self.index]
 

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import math
 
+import torch
+
 from evo_hpc.config import recipe
 from evo_hpc.training.errors import NonFiniteError, TrainingError
 from evo_hpc.training.mcore import (
+    DistributedOptimizer,
     MegatronOptimizer,
     OptimizerConfig,
     OptimizerParamScheduler,
     get_megatron_optimizer,
+    parallel_state,
 )
 from evo_hpc.training.policy import Policy
 
@@ -28,7 +32,9 @@ class Optimizer:
             adam_beta1=config.beta1,
             adam_beta2=config.beta2,
             clip_grad=config.grad_clip,
-            use_distributed_optimizer=False,
+            use_distributed_optimizer=policy.shares_out_optimizer,
+            bf16=policy.module.config.bf16,
+            params_dtype=policy.module.config.params_dtype,
         )
         self.megatron: MegatronOptimizer = get_megatron_optimizer(settings, [policy.trained])
         # Always there, even for a constant rate: without it Megatron's weight decay falls on the norms as well.
@@ -48,6 +54,31 @@ class Optimizer:
         self.grad_clip = config.grad_clip
         policy.module.config.grad_scale_func = self.megatron.scale_loss
 
+    def allocate_state(self) -> None:
+        """Give Adam its zero moments where it has none yet, as its first update would: Megatron saves and loads only what is there.
+
+        Megatron's own way of doing this leaves out the steps that torch's Adam counts.
+        """
+        for optimizer in self.parts():
+            adam = optimizer.optimizer
+            for parameter in (p for group in adam.param_groups for p in group["params"]):
+                state = adam.state[parameter]
+                for name in ("exp_avg", "exp_avg_sq"):
+                    if name not in state:
+                        state[name] = torch.zeros_like(parameter.data)
+                if self.counts_by_parameter and "step" not in state:
+                    state["step"] = torch.zeros(())
+
+    @property
+    def counts_by_parameter(self) -> bool:
+        """Whether Adam is torch's, which keeps a number of steps with each parameter."""
+        return isinstance(self.parts()[0].optimizer, torch.optim.Adam | torch.optim.AdamW)
+
+    def parts(self) -> list[MegatronOptimizer]:
+        """Megatron's optimizers that have parameters on this rank: one for dense weights, one for experts where there are some."""
+        parts = getattr(self.megatron, "chained_optimizers", [self.megatron])
+        return [part for part in parts if getattr(part, "optimizer", None) is not None]
+
     @property
     def updates(self) -> int:
         """Updates made so far."""
@@ -59,10 +90,14 @@ class Optimizer:
         return float(self.megatron.param_groups[0]["lr"])
 
     def effective_config(self) -> dict[str, str | int | float | bool]:
-        """What the built optimizer really uses, read back from its parameter groups, as plain scalars."""
+        """What the built optimizer really uses, read back from its parameter groups, as plain scalars.
+
+        `decayed_parameters` and `undecayed_parameters` are those that this rank updates.
+        """
         groups = [group for group in self.megatron.param_groups if group["params"]]
         decayed = [group for group in groups if group["wd_mult"]]
-        adam = getattr(self.megatron, "chained_optimizers", [self.megatron])[0].optimizer
+        part = self.parts()[0]
+        adam, first, shared = part.optimizer, groups[0]["params"][0], isinstance(part, DistributedOptimizer)
         return {
             "optimizer": type(adam).__name__,
             "beta1": groups[0]["betas"][0],
@@ -74,7 +109,9 @@ class Optimizer:
             "decayed_parameters": sum(p.numel() for group in decayed for p in group["params"]),
             "undecayed_parameters": sum(p.numel() for group in groups if not group["wd_mult"] for p in group["params"]),
             "grad_clip": self.grad_clip,
-            "distributed_optimizer": False,
+            "distributed_optimizer": shared,
+            "sharded_over": parallel_state.get_data_parallel_group(with_context_parallel=True).size() if shared else 1,
+            "master_dtype": str(first.dtype).removeprefix("torch."),
             "updates": self.updates,
         }
 

@@ -5,17 +5,26 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from datetime import timedelta
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
+from evo_hpc.config.layout import Layout, layout_of
+from evo_hpc.config.recipe import Compute
 from evo_hpc.training.errors import ParallelError
 from evo_hpc.training.mcore import parallel_state, tensor_parallel
 
+T = TypeVar("T")
+_LONGEST_WAIT = timedelta(days=7)
+"""Of one rank for another: the first may wait long for rollouts. Torch's own limits, minutes, would end the job; that it stands still is
+seen by its launcher."""
+
 
 @dataclass(frozen=True)
-class Layout:
+class Place:
     """This process's place, as the launcher gave it; `address` is None when it is alone and needs no port."""
 
     rank: int
@@ -24,11 +33,9 @@ class Layout:
     address: str | None
 
 
-def read_layout(env: Mapping[str, str], tensor_parallel_size: int) -> Layout:
+def read_place(env: Mapping[str, str]) -> Place:
     """RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT of `env`; absent: one process. Raises ParallelError."""
     rank, world_size = int(env.get("RANK", "0")), int(env.get("WORLD_SIZE", "1"))
-    if tensor_parallel_size < 1 or world_size % tensor_parallel_size:
-        raise ParallelError(f"tensor_parallel_size {tensor_parallel_size} must divide the world size {world_size}")
     if not 0 <= rank < world_size:
         raise ParallelError(f"RANK {rank} is outside WORLD_SIZE {world_size}")
     address = None
@@ -39,36 +46,61 @@ def read_layout(env: Mapping[str, str], tensor_parallel_size: int) -> Layout:
                 f"WORLD_SIZE is {world_size} but {' and '.join(missing)} is not set: launch with torchrun"
             )
         address = f"tcp://{env['MASTER_ADDR']}:{env['MASTER_PORT']}"
-    return Layout(rank, world_size, int(env.get("LOCAL_RANK", "0")), address)
+    return Place(rank, world_size, int(env.get("LOCAL_RANK", "0")), address)
 
 
-def initialize(*, tensor_parallel_size: int = 1, seed: int = 0, env: Mapping[str, str] = os.environ) -> None:
+def initialize(compute: Compute = Compute(), *, seed: int = 0, env: Mapping[str, str] = os.environ) -> Layout:  # noqa: B008
     """Join the process group and build Megatron's groups; a second call with the same layout does nothing.
 
-    Ranks left over by tensor parallelism are data-parallel. Raises ParallelError on an impossible layout.
+    Experts are never split by tensor parallelism (Megatron's expert-tensor-parallel size is 1): a whole expert lies on
+    one rank. Raises LayoutError or ParallelError on an impossible layout.
     """
+    place = read_place(env)
+    layout = layout_of(compute, place.world_size)
     if parallel_state.model_parallel_is_initialized():
-        current = parallel_state.get_tensor_model_parallel_world_size()
-        if current != tensor_parallel_size:
-            raise ParallelError(
-                f"already initialised with tensor_parallel_size {current}, "
-                f"asked for {tensor_parallel_size}: one layout a process"
-            )
-        return
-    layout = read_layout(env, tensor_parallel_size)
+        if (found := current_layout(sequence=layout.sequence)) != layout:
+            raise ParallelError(f"already initialised with {found}, asked for {layout}: one layout a process")
+        return layout
     if torch.cuda.is_available():
-        torch.cuda.set_device(layout.local_rank)
+        torch.cuda.set_device(place.local_rank)
     if not dist.is_initialized():
         dist.init_process_group(
             "nccl" if torch.cuda.is_available() else "gloo",
-            init_method=layout.address,
-            store=dist.HashStore() if layout.address is None else None,
-            rank=layout.rank,
-            world_size=layout.world_size,
+            init_method=place.address,
+            store=dist.HashStore() if place.address is None else None,
+            rank=place.rank,
+            world_size=place.world_size,
+            timeout=_LONGEST_WAIT,
         )
-    parallel_state.initialize_model_parallel(tensor_model_parallel_size=tensor_parallel_size)
+    parallel_state.initialize_model_parallel(
+        tensor_model_parallel_size=layout.tensor,
+        pipeline_model_parallel_size=layout.pipeline,
+        context_parallel_size=layout.context,
+        expert_model_parallel_size=layout.expert,
+        expert_tensor_parallel_size=1,
+    )
     torch.manual_seed(seed)
     tensor_parallel.model_parallel_cuda_manual_seed(seed)
+    return layout
+
+
+def current_layout(*, sequence: bool = False) -> Layout:
+    """The sizes of Megatron's groups in this process; whether tokens are split is the model's matter, and passed through."""
+    return Layout(
+        tensor=parallel_state.get_tensor_model_parallel_world_size(),
+        pipeline=parallel_state.get_pipeline_model_parallel_world_size(),
+        context=parallel_state.get_context_parallel_world_size(),
+        data=parallel_state.get_data_parallel_world_size(),
+        expert=parallel_state.get_expert_model_parallel_world_size(),
+        sequence=sequence,
+    )
+
+
+def dtype_of(compute: Compute) -> torch.dtype:
+    """Of weights and activations; `auto` is bfloat16 where CUDA is."""
+    if compute.precision == "auto":
+        return torch.bfloat16 if torch.cuda.is_available() else torch.float32
+    return torch.bfloat16 if compute.precision == "bfloat16" else torch.float32
 
 
 def shutdown() -> None:
@@ -102,6 +134,35 @@ def gather_objects(value: Any) -> list[Any]:
     values: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(values, value)
     return values
+
+
+def shares_out_optimizer(compute: Compute) -> bool:
+    """Whether master weights and Adam's moments are sharded: where it is wanted, and several ranks would have the same ones."""
+    ranks = parallel_state.get_data_parallel_group(with_context_parallel=True).size()
+    return compute.distributed_optimizer and ranks > 1
+
+
+def is_last_stage() -> bool:
+    """Whether this rank has the model's last layers, its logits and so its losses."""
+    return bool(parallel_state.is_pipeline_last_stage())
+
+
+def from_last_stage(tensor: Tensor) -> Tensor:
+    """`tensor` as the last pipeline stage has it, on every stage; elsewhere only its shape and type count. Every rank must call."""
+    group = parallel_state.get_pipeline_model_parallel_group()
+    if group.size() > 1:
+        dist.broadcast(tensor, parallel_state.get_pipeline_model_parallel_last_rank(), group=group)
+    return tensor
+
+
+def object_from_last_stage(value: T) -> T:
+    """The last pipeline stage's `value`, any that can be pickled, on every stage. Every rank must call."""
+    group = parallel_state.get_pipeline_model_parallel_group()
+    if group.size() == 1:
+        return value
+    values = [value]
+    dist.broadcast_object_list(values, parallel_state.get_pipeline_model_parallel_last_rank(), group=group)
+    return values[0]
 
 
 def barrier() -> None:

@@ -33,7 +33,7 @@ class Recorder:
         self._rollouts: list[pa.Table] = []
         self._metrics: list[dict[str, Any]] = []
         self._steps: list[dict[str, Any]] = []
-        if self.parts:
+        if self.parts and not context.rank:
             self._show_parts()
 
     def add(self, step: int, rollouts: pa.Table, metrics: dict[str, float]) -> None:

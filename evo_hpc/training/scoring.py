@@ -50,3 +50,26 @@ class _Entropy(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
         logp, found = ctx.saved_tensors
         return -gradient[..., None] * logp.exp() * (logp + found[..., None])
+
+
+def sum_over_context(values: Tensor) -> Tensor:
+    """Sum of `values`, any shape, over context-parallel ranks, on each of them. Differentiable."""
+    if parallel_state.get_context_parallel_world_size() == 1:
+        return values
+    return _SumOverContext.apply(values)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class _SumOverContext(torch.autograd.Function):
+    """Every rank's loss depends on the sum, so what flows back is the sum of all their gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor) -> Tensor:
+        values = values.clone()
+        dist.all_reduce(values, group=parallel_state.get_context_parallel_group())
+        return values
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        gradient = gradient.clone()
+        dist.all_reduce(gradient, group=parallel_state.get_context_parallel_group())
+        return gradient

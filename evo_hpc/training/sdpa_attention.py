@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from evo_hpc.training.mcore import MegatronModule, PackedSeqParams, TransformerConfig
+from evo_hpc.training.mcore import MegatronModule, PackedSeqParams, TransformerConfig, parallel_state, tensor_parallel
 
 MAX_PADDING = 1.25
 """A block of sequences is padded to its longest at most this much: beyond it, another block is cheaper."""
@@ -60,15 +60,33 @@ def _block(lengths: list[int], offset: int, longest: int, total: int, device: to
     return Block(offset, offset + total, count, longest, gather.to(device), scatter.to(device))
 
 
+@dataclass(frozen=True)
+class ContextSplit:
+    """How a packed micro-batch lies on the ranks of context parallelism, which each hold some rows of every sequence.
+
+    `queries`: the blocks of this rank's rows; same sequences as in the blocks of all rows. `positions` [local rows]: of
+    each in its sequence. `order` [rows]: where each row of all is among the rows of the ranks, one rank after the other.
+    """
+
+    queries: list[Block]
+    positions: Tensor
+    order: Tensor
+
+
 @dataclass
 class PackedLayout(PackedSeqParams):
     """Megatron's packed-sequence parameters plus the blocks, computed once a micro-batch instead of once a layer."""
 
     blocks: list[Block] | None = None
+    context: ContextSplit | None = None
 
 
 class SdpaCoreAttention(MegatronModule):
-    """Drop-in for Megatron's core attention: no dropout, grouped queries, one context-parallel rank."""
+    """Drop-in for Megatron's core attention: no dropout, grouped queries.
+
+    Under context parallelism, which needs a PackedLayout with its `context`, each rank gathers the keys and values of all
+    (their gradients are summed back) and attends with its own rows' queries.
+    """
 
     def __init__(
         self,
@@ -101,22 +119,44 @@ class SdpaCoreAttention(MegatronModule):
         blocks = getattr(packed_seq_params, "blocks", None)
         if blocks is None:
             blocks = blocks_of(torch.diff(packed_seq_params.cu_seqlens_q).tolist(), query.device)
-        parts = [self._packed(query, key, value, block) for block in blocks]
+        context = getattr(packed_seq_params, "context", None)
+        if context is None:
+            assert self.config.context_parallel_size == 1, "context parallelism needs a PackedLayout that says who has which rows"
+            parts = [self._packed(query, key, value, block) for block in blocks]
+        else:
+            group = parallel_state.get_context_parallel_group()
+            key, value = (
+                tensor_parallel.gather_from_sequence_parallel_region(t, group=group).index_select(0, context.order) for t in (key, value)
+            )
+            parts = [self._split(query, key, value, own, block, context) for own, block in zip(context.queries, blocks, strict=True)]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _packed(self, query: Tensor, key: Tensor, value: Tensor, block: Block) -> Tensor:
-        def padded(t: Tensor) -> Tensor:
-            t = t[block.start : block.stop]
-            t = t if block.gather is None else t.index_select(0, block.gather)
-            return t.view(block.count, block.longest, *t.shape[1:])
+        return _unpad(self._attend(_pad(query, block), _pad(key, block), _pad(value, block)), block)
 
-        out = self._attend(padded(query), padded(key), padded(value)).flatten(2).flatten(0, 1)
-        return out if block.scatter is None else out.index_select(0, block.scatter)
+    def _split(self, query: Tensor, key: Tensor, value: Tensor, own: Block, block: Block, context: ContextSplit) -> Tensor:
+        """Queries of some rows, keys of all: who sees whom goes by positions, not by place."""
+        last_seen = _pad(context.positions, own)
+        sees = torch.arange(block.longest, device=query.device) <= last_seen[..., None]
+        return _unpad(self._attend(_pad(query, own), _pad(key, block), _pad(value, block), sees[:, None]), own)
 
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """[b, s, h, d] -> [b, s, h, d]."""
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, sees: Tensor | None = None) -> Tensor:
+        """[b, s, h, d], keys of [b, t, ...] -> [b, s, h, d]; `sees` [b, 1, s, t], None: causal."""
         q, k, v = (t.transpose(1, 2) for t in (q, k, v))
         grouped = q.size(1) != k.size(1)
-        return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=self.scale, enable_gqa=grouped).transpose(
-            1, 2
-        )
+        return F.scaled_dot_product_attention(
+            q, k, v, attn_mask=sees, is_causal=sees is None, scale=self.scale, enable_gqa=grouped
+        ).transpose(1, 2)
+
+
+def _pad(t: Tensor, block: Block) -> Tensor:
+    """[tokens, ...] -> [count, longest, ...] of the block's sequences."""
+    t = t[block.start : block.stop]
+    t = t if block.gather is None else t.index_select(0, block.gather)
+    return t.view(block.count, block.longest, *t.shape[1:])
+
+
+def _unpad(t: Tensor, block: Block) -> Tensor:
+    """[count, longest, h, d] -> [tokens, h * d]."""
+    t = t.flatten(2).flatten(0, 1)
+    return t if block.scatter is None else t.index_select(0, block.scatter)

@@ -6,21 +6,20 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from evo_hpc.config import recipe
 from evo_hpc.training import parallel
-from evo_hpc.training.batch import MicroBatch, collate
+from evo_hpc.training.batch import MicroBatch
 from evo_hpc.training.errors import NonFiniteError, SampleError, TrainingError
 from evo_hpc.training.mcore import get_forward_backward_func, parallel_state
 from evo_hpc.training.objective import Sequences, kl_estimate, token_terms
 from evo_hpc.training.optimizer import Optimizer
 from evo_hpc.training.packing import Sample
 from evo_hpc.training.policy import Policy
-from evo_hpc.training.scoring import entropy, token_logprobs
+from evo_hpc.training.scoring import entropy, sum_over_context, token_logprobs
 
 Terms = tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]
 """Loss of each token [n]; values of each token to average; values of each token to take the maximum of."""
@@ -47,7 +46,7 @@ def grpo_step(
 
     def terms(logits: Tensor, batch: MicroBatch) -> Terms:
         logprob = token_logprobs(logits, batch.loss_targets, temperature)
-        token = token_terms(logprob, batch.old, batch.ref, batch.advantage, config, Sequences(batch.sequence, len(batch.rows)))
+        token = token_terms(logprob, batch.old, batch.ref, batch.advantage, config, Sequences(batch.sequence, len(batch.rows), sum_over_context))
         with torch.set_grad_enabled(config.entropy_coef > 0):
             spread = entropy(logits, temperature)
         loss = token.surrogate if batch.weights is None else batch.weights * token.surrogate
@@ -100,7 +99,7 @@ def _update(
     tokens = sum(sum(sample.loss_mask) for sample in samples)
     if tokens == 0:
         return {"skipped": 1.0, "samples": float(len(samples)), "tokens": 0.0}
-    batches = [batch for _, batch in policy.micro_batches(samples)] or [_idle_batch(samples[0])]
+    batches = [batch for _, batch in policy.micro_batches(samples)] or [policy.idle_batch(samples[0])]
 
     def forward_step(iterator: Any, model: Any) -> tuple[Tensor, Callable[[Tensor], Any]]:
         batch = next(iterator)
@@ -111,7 +110,7 @@ def _update(
             tops = {name: value.detach() for name, value in most.items()}
             return per_token.sum(), torch.tensor(len(per_token), dtype=torch.int, device=logits.device), (sums, tops)
 
-        return model(batch.tokens, batch.positions, None, packed_seq_params=batch.layout), loss
+        return policy.forward(batch, model), loss
 
     policy.trained.zero_grad_buffer()
     optimizer.megatron.zero_grad()
@@ -120,11 +119,11 @@ def _update(
         data_iterator=iter(batches),
         model=[policy.trained],
         num_microbatches=len(batches),
-        seq_length=1,  # sizes of pipeline messages; unused in one stage
+        seq_length=1,  # the stages tell one another the sizes
         micro_batch_size=1,
         forward_only=False,
     )
-    metrics = _reduce(reported, tokens)
+    metrics = parallel.object_from_last_stage(_reduce(reported, tokens) if parallel.is_last_stage() else None)
     if not math.isfinite(metrics["loss"]):
         raise NonFiniteError(
             f"update {optimizer.updates + 1}: loss is {metrics['loss']}; weights are as before the update"
@@ -142,26 +141,14 @@ def _update(
 
 
 def _reduce(reported: list[Any], tokens: int) -> dict[str, float]:
-    """Sums over micro-batches and data-parallel ranks, divided by `tokens`; maxima stay maxima."""
+    """Sums over micro-batches and data- and context-parallel ranks, divided by `tokens`; maxima stay maxima."""
     sums = {name: torch.stack([s[name] for s, _ in reported]).double().sum() for name in reported[0][0]}
     low = torch.tensor([-math.inf], device=parallel.device())
     tops = {name: torch.cat([low, *(t[name] for _, t in reported)]).max() for name in reported[0][1]}
     total, top = torch.stack(list(sums.values())), torch.stack(list(tops.values())) if tops else low
-    group = parallel_state.get_data_parallel_group()
+    group = parallel_state.get_data_parallel_group(with_context_parallel=True)
     if group.size() > 1:
         dist.all_reduce(total, group=group)
         dist.all_reduce(top, dist.ReduceOp.MAX, group=group)
     means = {name: float(value) / tokens for name, value in zip(sums, total, strict=True)}
     return {**means, **{name: float(value) for name, value in zip(tops, top, strict=False)}}
-
-
-def _idle_batch(like: Sample) -> MicroBatch:
-    """What a rank without samples runs, to join the reductions: one row, no loss, the fields that `like` has."""
-
-    def zeros(values: np.ndarray | None) -> np.ndarray | None:
-        return None if values is None else np.zeros(2, np.float32)
-
-    sample = Sample(
-        [0, 0], [0, 0], 0.0, zeros(like.old_logprobs), zeros(like.ref_logprobs), zeros(like.sampled_logprobs), zeros(like.weights)
-    )
-    return collate([sample], parallel.device())

@@ -13,7 +13,7 @@ from evo_hpc.config.yaml_io import dump_tree
 from evo_hpc.domains.base import get_domain
 from evo_hpc.domains.tokenizer import ChatTokenizer
 from evo_hpc.errors import UserError
-from evo_hpc.jobs.context import RoleContext
+from evo_hpc.jobs.context import RoleContext, Stopped
 from evo_hpc.rollout.exchange import policy_meta
 from evo_hpc.store.atomic import write_bytes
 from evo_hpc.store.manifest import complete
@@ -46,20 +46,24 @@ def run(context: RoleContext) -> dict[str, Any]:
     parallel.set_num_threads(context.cluster.trainer.threads)
     parallel.initialize(seed=settings.seed)
     start, final = context.incarnation.policy(0), context.incarnation.policy(settings.steps)
-    for folder in (start, final):
-        shutil.rmtree(folder, ignore_errors=True)
-    domain.write_policy_files(start)
-    write_random_weights(start, settings.seed)
+    if parallel.is_main():
+        for folder in (start, final):
+            shutil.rmtree(folder, ignore_errors=True)
+        domain.write_policy_files(start)
+        write_random_weights(start, settings.seed)
+    parallel.barrier()
     policy = Policy.from_hf(start, trainable=True, token_budget=settings.token_budget)
     optimizer = Optimizer(policy, OptimizerSettings(
         lr=settings.lr, lr_warmup_updates=settings.lr_warmup_updates, weight_decay=settings.weight_decay,
     ))
-    write_bytes(context.incarnation.effective(context.role), dump_tree({**policy.effective_config(), "optimizer": optimizer.effective_config()}))
+    if parallel.is_main():
+        write_bytes(context.incarnation.effective(context.role), dump_tree({**policy.effective_config(), "optimizer": optimizer.effective_config()}))
     stream = examples(context, settings, ChatTokenizer.from_folder(start))
     began, tokens, loss = time.perf_counter(), 0.0, float("nan")
     batch: list[Sample] = []
     for step in range(1, settings.steps + 1):
-        context.raise_if_stopped()
+        if any(parallel.gather_objects(context.stop_requested)):
+            raise Stopped(f"{context.role}: stopped on request")
         batch = [next(stream) for _ in range(settings.batch_size)]
         metrics = supervised_step(policy, optimizer, batch)
         tokens, loss = tokens + metrics["tokens"], metrics["loss"]
@@ -70,7 +74,9 @@ def run(context: RoleContext) -> dict[str, Any]:
         )
     context.check_claim()
     policy.save_hf(final, tokenizer_from=start)
-    complete(final, policy_meta(settings.steps, probe_of(policy, batch[0].token_ids)))
+    probe = probe_of(policy, batch[0].token_ids)
+    if parallel.is_main():
+        complete(final, policy_meta(settings.steps, probe))
     return {
         "policy": context.relative(final), "step": settings.steps, "loss": loss, "tokens": tokens,
         "effective": {"trainer": context.relative(context.incarnation.effective(context.role))},

@@ -100,6 +100,8 @@ DAMAGE: list[tuple[str, Callable[[CampaignPaths], object], str]] = [
     ("unknown domain", lambda c: edit(c.campaign_yaml, "name: arithmetic", "name: aritmetic"), "did you mean 'arithmetic'"),
     ("other tasks", lambda c: edit(c.campaign_yaml, "train: 16", "train: 32"), "`domain` changed after the tasks were made"),
     ("unknown reward", lambda c: edit(c.recipe_yaml, "correct: 1.0", "corect: 1.0"), r"recipe\.yaml: reward\.weights: unknown component corect"),
+    ("layout of other ranks", lambda c: edit(c.recipe_yaml, "steps: 12", "steps: 12\ncompute: {tensor_parallel: 2}"),
+     r"recipe\.yaml: compute: tensor_parallel x .* = 2 must divide the trainer's ranks \(1\)"),
     ("edited tasks", lambda c: edit(c.tasks("dev"), '"answer":"', '"answer":"1'), "edited after it was made"),
     ("half tasks file", lambda c: truncate(c.tasks("dev")), r"dev\.jsonl:20: not JSON"),
     ("lost parent", lambda c: shutil.rmtree(c.version("v0000").root), "parent v0000 does not exist: correct `parents`, or restore"),

@@ -15,7 +15,10 @@ if __name__ == "__main__":
     broken = os.environ.get("FAKE_FAILURE_IN")
     fakes = {
         kind: tuple(
-            Role(r.name, "fake_roles:broken" if r.name == broken else f"fake_roles:{'rollout' if r.name == 'rollout' else kind}", r.primary)
+            Role(
+                r.name, "fake_roles:broken" if r.name == broken else f"fake_roles:{'rollout' if r.name == 'rollout' else kind}", r.primary,
+                worker=r.worker and "FAKE_WORKERS" in os.environ,
+            )
             for r in kind_roles
         )
         for kind, kind_roles in roles.ROLES.items()

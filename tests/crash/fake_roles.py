@@ -21,7 +21,7 @@ from evo_hpc.evaluation.sealed import without_words
 from evo_hpc.jobs.context import RoleContext
 from evo_hpc.lineage.identity import policy_identity
 from evo_hpc.seeds import derive_seed
-from evo_hpc.store.atomic import write_bytes
+from evo_hpc.store.atomic import write_bytes, write_json
 from evo_hpc.store.manifest import complete
 from evo_hpc.store.schemas import ROLLOUT
 from evo_hpc.store.tables import table_of
@@ -199,6 +199,14 @@ def _until_stopped(context: RoleContext) -> None:
         time.sleep(0.02)
 
 
+def _first_of_its_name(context: RoleContext) -> bool:
+    mark = context.incarnation.root / f"started-{context.role}"
+    if mark.exists():
+        return False
+    mark.write_text(str(os.getpid()))
+    return True
+
+
 def broken(context: RoleContext) -> dict[str, Any]:
     """Fails as told by the environment: the kinds of failure that a role can have."""
     from evo_hpc.errors import UserError
@@ -231,6 +239,16 @@ def broken(context: RoleContext) -> dict[str, Any]:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
             context.progress(stage="deaf", step=0)
             time.sleep(60)
+        case "dies of it":  # the first process of each name; those after it serve
+            if _first_of_its_name(context):
+                os.kill(os.getpid(), signal.SIGKILL)
+            _until_stopped(context)
+        case "silent with work":
+            if _first_of_its_name(context):
+                write_json(context.incarnation.pulse(context.role), {"busy": True})
+                time.sleep(3600)
+            write_json(context.incarnation.pulse(context.role), {"busy": False})
+            _until_stopped(context)
         case "error in cleaning up":
             try:
                 raise ValueError("what really happened")

@@ -60,7 +60,7 @@ def test_every_level_is_closed_to_others(tmp_path: Path, shared_memory: Path, op
     user_folder(base).mkdir(mode=0o777)  # ours, made by somebody careless
     root = make(incarnation(tmp_path / "campaign"), base if named else None)
     assert root.parent == user_folder(base)
-    assert {mode(path) for path in (root.parent, root, *root.iterdir())} == {0o700} and len(list(root.iterdir())) == 4
+    assert {mode(path) for path in (root.parent, root, *root.iterdir())} == {0o700} and len(list(root.iterdir())) == 5
 
 
 def test_the_job_folder_is_taken_when_shared_memory_is_too_small(tmp_path: Path, open_umask: None) -> None:

@@ -14,14 +14,19 @@ from typing import Any
 import pytest
 
 from evo_hpc.config.cluster import Cluster
+from evo_hpc.config.recipe import Recipe
+from evo_hpc.config.slurm import Resources
 from evo_hpc.dispatch import launcher
 from evo_hpc.dispatch.launcher import AwakeClock, Launcher, exchange_bytes
-from evo_hpc.dispatch.roles import Role
+from evo_hpc.dispatch.roles import ROLES, Role, processes
+from evo_hpc.dispatch.slurm.steps import srun_words
+from evo_hpc.dispatch.workers import Pulses
+from evo_hpc.domains.task import Task, tasks_to_jsonl
 from evo_hpc.jobs.claims import claim
 from evo_hpc.jobs.role import load_entry, outcome_of
-from evo_hpc.jobs.spec import Identity, JobKind, JobSpec, Result, spec_bytes
+from evo_hpc.jobs.spec import Identity, JobKind, JobSpec, Result, load_spec, spec_bytes
 from evo_hpc.paths import CampaignPaths, ExchangePaths, JobPaths
-from evo_hpc.store.atomic import read_json
+from evo_hpc.store.atomic import read_json, write_json
 from evo_hpc.store.processes import ProcessIdentity, find_by_argument
 
 CRASH = Path(__file__).resolve().parent.parent / "crash"
@@ -104,6 +109,86 @@ def test_a_service_that_is_stopped_alone_takes_the_job_with_it(tmp_path: Path) -
     os.kill(find_by_argument(str(job.root), "--role", "rollout")[0], signal.SIGTERM)
     assert process.wait(timeout=10) == 0
     assert (result(job).outcome, result(job).error) == ("stopped", "trainer: stopped on request")
+
+
+TRAIN: dict[str, Any] = {"kind": "train", "params": {"init": "base/policy", "run": "r", "recipe": Recipe(steps=30).model_dump(mode="json")}}
+
+
+def train(campaign: Path, how: str, step_seconds: float, **cluster: Any) -> tuple[JobPaths, subprocess.Popen[bytes]]:
+    """A training job with workers that fail as told; its trainer is well."""
+    job = make_job(campaign, **TRAIN, **cluster)
+    task = Task("t", "train", ({"role": "user", "content": "1"},), "1", {})
+    tasks = CampaignPaths.of_job(job).tasks("train")
+    tasks.parent.mkdir()
+    tasks.write_text(tasks_to_jsonl([task]))
+    spec = load_spec(job)
+    job.spec.write_bytes(spec_bytes(spec.model_copy(update={"config": {"name": "c", "domain": {"name": "arithmetic"}}})))
+    with job.launch_log.open("wb") as out:
+        return job, subprocess.Popen(
+            [sys.executable, str(CRASH / "fake_python.py"), "-m", "evo_hpc.dispatch.launcher", *command(job)], stdout=out, stderr=out,
+            env={**os.environ, "FAKE_FAILURE": how, "FAKE_FAILURE_IN": "rollout", "FAKE_WORKERS": "1", "FAKE_STEP_SECONDS": str(step_seconds)},
+        )
+
+
+def test_workers_that_die_are_started_again_and_the_job_ends_well(tmp_path: Path) -> None:
+    job, process = train(tmp_path, "dies of it", 0.1, engine={"workers": 3})
+    assert process.wait(timeout=60) == 0
+    assert result(job).outcome == "done", result(job).error
+    log = job.launch_log.read_text()
+    assert all(f"{name} was killed by signal 9 (SIGKILL)" in log for name in ("rollout", "rollout-1", "rollout-2")), log
+    assert log.count("Started again (1 of 2 times)") == 3
+
+
+def test_a_worker_that_dies_again_and_again_ends_the_job(tmp_path: Path) -> None:
+    job, process = train(tmp_path, "exit", 0.5, engine={"restarts": 1})
+    assert process.wait(timeout=60) == 0
+    found = result(job)
+    assert (found.outcome, found.blame) == ("failed", "infrastructure") and "rollout exited with 7" in (found.error or "")
+    assert job.launch_log.read_text().count("Started again") == 1
+
+
+def test_the_users_mistake_in_a_worker_is_not_tried_again(tmp_path: Path) -> None:
+    job, process = train(tmp_path, "user", 0.5)
+    assert process.wait(timeout=60) == 0
+    assert result(job).blame == "user" and "Started again" not in job.launch_log.read_text()
+
+
+def test_a_worker_that_is_silent_with_work_is_started_again_with_its_stacks(tmp_path: Path) -> None:
+    job, process = train(tmp_path, "silent with work", 0.25, stall_minutes=4 / 60)
+    assert process.wait(timeout=60) == 0
+    assert result(job).outcome == "done", result(job).error
+    assert "rollout had work and gave no sign of life for 0.1 minutes" in job.launch_log.read_text()
+    log = job.incarnation(0).log("rollout").read_text()
+    assert "Fatal Python error: Aborted" in log and "fake_roles.py" in log
+
+
+def test_only_a_worker_with_work_can_be_silent_too_long(tmp_path: Path) -> None:
+    pulses, path = Pulses(), tmp_path / "pulse.json"
+    assert pulses.silent_seconds("rollout", path, 500.0) == 0.0, "it has not begun to speak"
+    write_json(path, {"busy": True})
+    assert pulses.silent_seconds("rollout", path, 510.0) == 0.0 and pulses.silent_seconds("rollout", path, 540.0) == 30.0 and pulses.last == 510.0
+    write_json(path, {"busy": False})
+    assert pulses.silent_seconds("rollout", path, 550.0) == 0.0 and pulses.silent_seconds("rollout", path, 5500.0) == 0.0
+    assert pulses.last == 510.0, "being without work is no progress of the job"
+    write_json(path, {"busy": True})
+    pulses.silent_seconds("rollout", path, 5600.0)
+    pulses.forget("rollout", 5700.0)
+    path.unlink()
+    assert pulses.silent_seconds("rollout", path, 9000.0) == 0.0 and pulses.last == 5700.0
+
+
+def test_there_are_as_many_workers_as_the_profile_says() -> None:
+    found = processes(ROLES["train"], Cluster(engine={"workers": 3}))  # type: ignore[arg-type]
+    assert [role.name for role in found] == ["trainer", "rollout", "rollout-1", "rollout-2"] and [role.index for role in found] == [0, 0, 1, 2]
+    assert [role.name for role in processes(ROLES["evaluate"], Cluster(engine={"workers": 3}))] == ["evaluator"]  # type: ignore[arg-type]
+
+
+def test_workers_are_spread_over_the_nodes() -> None:
+    resources = Resources(nodes=2, tasks_per_node=4)
+    words = [srun_words(resources, primary=False, index=index) for index in range(4)]
+    assert [[word for word in each if "relative" in word] for each in words] == [[], ["--relative=1"], [], ["--relative=1"]]
+    assert all({"--nodes=1", "--ntasks=1"} <= set(each) for each in words)
+    assert "--nodes=2" in srun_words(resources, primary=True, index=1) and not any("relative" in word for word in srun_words(resources, primary=True))
 
 
 def test_a_paused_job_is_not_taken_for_a_stalled_one(tmp_path: Path) -> None:
@@ -221,6 +306,8 @@ def test_need_bytes_grow_with_the_policy(tmp_path: Path) -> None:
         (tmp_path / "base/policy" / name).write_bytes(bytes(size))
     assert exchange_bytes(job, spec) == (64 << 20) + 3 * 1500
     assert exchange_bytes(job, JobSpec.model_construct(kind="evaluate", params={})) == 64 << 20
+    spec.params["recipe"] = {"rollout": {"max_staleness": 2}, "optimizer": {"old_logprobs": "sampled"}}
+    assert exchange_bytes(job, spec) == 3 * (64 << 20) + 5 * 1500, "two policies more may be asked for, and two steps more are under way"
 
 
 def test_an_error_in_cleaning_up_does_not_hide_the_cause(tmp_path: Path) -> None:

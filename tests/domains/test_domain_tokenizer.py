@@ -18,7 +18,7 @@ from evo_hpc.domains.arithmetic.policy import (
     model_config,
     write_policy_files,
 )
-from evo_hpc.domains.tokenizer import ChatTokenizer, TokenizerError
+from evo_hpc.domains.tokenizer import ChatTokenizer, TokenizerError, VocabularyError
 
 CONVERSATIONS = [
     [{"role": "user", "content": "134+528"}],
@@ -184,7 +184,8 @@ def test_templates_are_sandboxed(tmp_path: Path) -> None:
         ("tokenizer.json", "{", "tokenizer.json: "),
         ("tokenizer_config.json", None, "tokenizer_config.json: no such file"),
         ("tokenizer_config.json", "{", "tokenizer_config.json: not JSON"),
-        ("config.json", "[]", None),
+        ("config.json", None, None),
+        ("config.json", "[]", "config.json: must hold a JSON object"),
         ("generation_config.json", "[]", "generation_config.json: must hold a JSON object"),
         ("chat_template.jinja", "{% for %}", "chat template, line 1"),
     ],
@@ -194,8 +195,33 @@ def test_broken_folders_are_named(tmp_path: Path, name: str, content: str | None
     (tmp_path / name).unlink()
     if content is not None:
         (tmp_path / name).write_text(content)
-    if message is None:  # not read when the generation configuration names the end tokens
+    if message is None:  # not needed where the generation configuration names the end tokens
         ChatTokenizer.from_folder(tmp_path)
         return
     with pytest.raises(TokenizerError, match=message):
+        ChatTokenizer.from_folder(tmp_path)
+
+
+@pytest.mark.parametrize(("size", "fits"), [(23, False), (24, True), (64, True)])
+def test_a_tokenizer_with_more_ids_than_the_model_is_refused(tmp_path: Path, size: int, fits: bool) -> None:
+    """A larger vocab_size is an embedding padded for speed."""
+    write_policy_files(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "vocab_size": size}))
+    if fits:
+        assert ChatTokenizer.from_folder(tmp_path).vocab_size == 24
+        return
+    with pytest.raises(VocabularyError, match=r"tokenizer\.json: token '\\n' has id 23, but the model has ids below 23 only") as caught:
+        ChatTokenizer.from_folder(tmp_path)
+    assert str(tmp_path / "config.json") in str(caught.value)
+
+
+def test_an_added_token_beyond_the_model_is_refused(tmp_path: Path) -> None:
+    """The usual way: a token added to the tokenizer, the embedding not resized; ids need not be dense."""
+    write_policy_files(tmp_path)
+    path = tmp_path / "tokenizer.json"
+    content = json.loads(path.read_text())
+    content["added_tokens"].append({**content["added_tokens"][-1], "id": 24, "content": "<tool>"})
+    path.write_text(json.dumps(content))
+    with pytest.raises(VocabularyError, match="token '<tool>' has id 24"):
         ChatTokenizer.from_folder(tmp_path)

@@ -115,6 +115,40 @@ def test_killed_and_resumed_is_bit_for_bit_the_undisturbed_run(undisturbed: Camp
     assert a["weights"] == b["weights"]
 
 
+def test_a_killed_worker_changes_nothing(undisturbed: CampaignPaths, tmp_path: Path, repository: Path) -> None:
+    """Its trainer goes on when another has taken its place and has done again what it had claimed."""
+    paths = small_campaign(tmp_path / "campaign", repository)
+    process = controller(paths)
+    wait_for_step(paths, 4, process)
+    kill_role(paths, "rollout")
+    output, _ = process.communicate()
+    assert process.returncode == 0, output
+    job = paths.version("v0001").job("train", 0)
+    assert len(job.incarnations()) == 1 and "rollout was killed by signal 9 (SIGKILL)" in job.launch_log.read_text()
+    assert learned(paths) == learned(undisturbed)
+
+
+@pytest.mark.rare
+def test_two_engines_one_step_off_sample_what_one_does(undisturbed: CampaignPaths, tmp_path: Path, repository: Path) -> None:
+    """Staleness 1, exact weights, small batches: however many engines share them."""
+    found = []
+    for workers, batch in ((1, 0), (2, 3)):
+        paths = small_campaign(tmp_path / f"with-{workers}", repository, undisturbed.base.policy)
+        recipe = paths.recipe_yaml.read_text()
+        recipe = recipe.replace("optimizer:  ", "optimizer:\n  old_logprobs: sampled\n#", 1)
+        paths.recipe_yaml.write_text(recipe.replace("rollout:  ", "rollout:\n  max_staleness: 1\n#", 1))
+        cluster = paths.cluster_yaml.read_text()
+        paths.cluster_yaml.write_text(cluster.replace("engine:  ", f"engine:\n  workers: {workers}\n  batch_groups: {batch}\n#", 1))
+        finish(paths)
+        found.append(learned(paths))
+    assert found[0] == found[1]
+    rows = read_tables(sorted(paths.version("v0001").rollouts.glob("*.parquet")), ROLLOUT).select(["trainer_step", "weight_version", "staleness"])
+    assert {tuple(row.values()) for row in rows.to_pylist()} == {(t, max(t - 2, 0), t - 1 - max(t - 2, 0)) for t in range(1, STEPS + 1)}
+    steps = read_tables(sorted(paths.version("v0001").steps.glob("*.parquet")), STEP).sort_by("step")
+    assert steps.column("staleness_max").to_pylist() == [0.0] + [1.0] * (STEPS - 1)
+    assert all(ratio is None or ratio != 1.0 for ratio in steps.column("ratio_max").to_pylist()[1:]), "the ratio is to the policy that sampled"
+
+
 @pytest.mark.rare
 def test_a_torn_checkpoint_is_passed_over(undisturbed: CampaignPaths, tmp_path: Path, repository: Path) -> None:
     """The newest checkpoint is truncated after a kill: training resumes at the one before, loudly, with the same end."""
@@ -134,6 +168,7 @@ def test_a_torn_checkpoint_is_passed_over(undisturbed: CampaignPaths, tmp_path: 
     assert learned(paths)["weights"] == learned(undisturbed)["weights"]
 
 
+@pytest.mark.rare
 def test_an_interrupt_loses_at_most_one_step(undisturbed: CampaignPaths, tmp_path: Path, repository: Path) -> None:
     paths = small_campaign(tmp_path / "campaign", repository)
     process = controller(paths)

@@ -20,32 +20,33 @@ from evo_hpc.jobs.context import RoleContext
 from evo_hpc.jobs.spec import Identity, JobSpec
 from evo_hpc.paths import CampaignPaths, ExchangePaths, JobPaths
 from evo_hpc.rollout.exchange import Probe, policy_meta
-from evo_hpc.rollout.records import Completion
+from evo_hpc.rollout.records import Completion, Request
 from evo_hpc.store.manifest import complete
 from evo_hpc.store.processes import ProcessIdentity
+from tests.rollout.one_at_a_time import OneAtATime
 
 K, CHUNK = 2, 4
 TASKS = {"dev": 7, "probe": 3}
 TOTAL = K * sum(TASKS.values())
 
 
-class SeededEngine:
+class SeededEngine(OneAtATime):
     """Says something that depends on the seed alone, finished in any order; as fast as it can."""
 
     def __init__(self, folder: Path, **_: Any) -> None:
+        super().__init__()
         self.tokenizer = ChatTokenizer.from_folder(folder)
         self.sampled: list[str] = []
 
-    def generate(self, requests: Any, sampling: Any, on_finish: Any = None) -> list[Completion]:
-        done = {}
-        for request in random.Random(len(requests)).sample(list(requests), len(requests)):
-            chance = random.Random(request.seed)
-            ids = (*self.tokenizer.encode_text(f"7+4=11;#{chance.choice([11, 12, chance.randrange(99)])}"), self.tokenizer.eos_ids[0])
-            stop = chance.choice(["stop", "stop", "length"])
-            done[request.request_id] = Completion(request.request_id, ids, np.full(len(ids), chance.random(), np.float32), stop, 0, 0.1)
-            self.sampled.append(request.request_id)
-            on_finish(done[request.request_id])
-        return [done[request.request_id] for request in requests]
+    def add(self, requests: Any, sampling: Any) -> None:
+        super().add(random.Random(len(requests)).sample(list(requests), len(requests)), sampling)
+
+    def answer(self, request: Request) -> Completion:
+        chance = random.Random(request.seed)
+        ids = (*self.tokenizer.encode_text(f"7+4=11;#{chance.choice([11, 12, chance.randrange(99)])}"), self.tokenizer.eos_ids[0])
+        stop = chance.choice(["stop", "stop", "length"])
+        self.sampled.append(request.request_id)
+        return Completion(request.request_id, ids, np.full(len(ids), chance.random(), np.float32), stop, 0, 0.1)
 
     def reload(self, folder: Path, step: int, **_: Any) -> None:
         pass

@@ -22,11 +22,12 @@ from evo_hpc.lineage.reads import Candidate, Read
 from evo_hpc.lineage.sealed import declare_read
 from evo_hpc.paths import EVALUATION_PART, CampaignPaths, ExchangePaths
 from evo_hpc.rollout.exchange import Probe, policy_meta
-from evo_hpc.rollout.records import Completion
+from evo_hpc.rollout.records import Completion, Request
 from evo_hpc.store.manifest import complete
 from evo_hpc.store.processes import ProcessIdentity
 from evo_hpc.store.schemas import ROLLOUT
 from evo_hpc.store.tables import read_table
+from tests.rollout.one_at_a_time import OneAtATime
 from tests.lineage.test_sealed import draft
 
 TASKS = [Task(f"secret-{n}", "sealed", ({"role": "user", "content": f"{n}+4"},), str(n + 4), {"digits": 1}) for n in (7, 8, 9)]
@@ -34,21 +35,19 @@ SET = task_set_hash(TASKS)
 K = 2
 
 
-class Answerer:
+class Answerer(OneAtATime):
     """A stand-in for the engine: always says 7+4=11;#11."""
 
     def __init__(self, folder: Path, **_: Any) -> None:
         from evo_hpc.domains.tokenizer import ChatTokenizer
 
+        super().__init__()
         self.ids = [*(t := ChatTokenizer.from_folder(folder)).encode_text("7+4=11;#11"), t.eos_ids[0]]
         self.requests: list[str] = []
 
-    def generate(self, requests: Any, sampling: Any, on_finish: Any = None) -> list[Completion]:
-        self.requests += [r.request_id for r in requests]
-        made = [Completion(r.request_id, tuple(self.ids), np.zeros(len(self.ids), np.float32), "stop", 0, 0.1) for r in requests]
-        for each in made:
-            on_finish(each)
-        return made
+    def answer(self, request: Request) -> Completion:
+        self.requests.append(request.request_id)
+        return Completion(request.request_id, tuple(self.ids), np.zeros(len(self.ids), np.float32), "stop", 0, 0.1)
 
     def reload(self, folder: Path, step: int, **_: Any) -> None:
         pass

@@ -236,6 +236,16 @@ def test_a_setting_that_did_not_reach_the_trainer_is_critical(tmp_path: Path) ->
     assert [(row["name"], row["asked"], row["ran_with"]) for row in finding.evidence] == [("optimizer.grad_clip", "1.0", "0.5")]
 
 
+def test_each_setting_that_did_not_reach_its_place_is_a_finding_of_its_own(tmp_path: Path) -> None:
+    tampered = EFFECTIVE.replace("grad_clip: 1}", "grad_clip: 0.5}").replace("trainer:\n", "cluster: {trainer: {threads: 2}}\ntrainer:\n  threads: 1\n")
+    findings = optimisation_of(tmp_path, effective=tampered).findings
+    assert [(f.id, f.evidence[0]["name"], len(f.evidence)) for f in findings] == [
+        ("optimisation.not_effective", "cluster.trainer.threads", 1), ("optimisation.not_effective", "optimizer.grad_clip", 1),
+    ]
+    assert findings[0].text.startswith("cluster.trainer.threads: 2 was asked for, and the job ran with 1 (trainer.threads)")
+    assert all(f.text in (tmp_path / "out/optimisation/report.md").read_text() for f in findings)
+
+
 def test_inert_knobs_have_a_row_with_their_canary(tmp_path: Path) -> None:
     report = optimisation_of(tmp_path, lambda step: {"clip_fraction_low": 0.0, "clip_fraction_high": 0.0, "truncated_fraction": 0.0})
     assert value(report, "inert_knobs") == 3

@@ -28,6 +28,7 @@ def test_the_built_in_ones_are_read(name: str) -> None:
 @pytest.mark.parametrize(("change", "line", "message"), [
     (("below: low", "below: loww"), 1, "threshold `loww`, which is no parameter; did you mean `low`"),
     (("below: low", "below: 0.1, above: 0.2"), 9, "exactly one of `above` and `below`"),
+    (("below: low", "below: low, each: true"), 9, "with `each` needs `evidence`"),
     (("value: 0.2", "value: many"), 1, "a parameter that is not a number"),
     (("says: Poor.", "says: '{{ value | nosuch }}'"), 9, "says of finding `poor`: No filter named 'nosuch'"),
     (("says: Poor.", "says: Poor., evidence: {where: '{{ p.low'}"), 9, "evidence.where of finding `poor`"),

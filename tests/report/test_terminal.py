@@ -19,7 +19,7 @@ from tests.crash.campaign import evo, finish, make_campaign
 
 @pytest.fixture(scope="module")
 def campaign(tmp_path_factory: pytest.TempPathFactory) -> CampaignPaths:
-    paths = make_campaign(tmp_path_factory.mktemp("shown") / "campaign")
+    paths = make_campaign(tmp_path_factory.mktemp("shown") / "campaign", trainer={"threads": 2})  # its stand-ins say that they run with 1
     finish(paths)
     return paths
 
@@ -39,6 +39,7 @@ def test_the_surface() -> None:
         "launch": ["--dry-run", "--json", "--take-over", "--until", "campaign"], "stop": ["--json", "--now", "--reason", "campaign"],
         "pause": ["--json", "--reason", "campaign"], "resume": ["--json", "campaign"],
         "show": ["--json", "campaign", "version"], "diff": ["--json", "after", "before", "campaign"], "validate": ["--json", "campaign"],
+        "export": ["--json", "--out", "campaign", "tracker", "versions"],
     }
 
 
@@ -48,6 +49,13 @@ def test_before_anything_ran(tmp_path: Path) -> None:
     record = json.loads(evo("status", str(paths.root), "--json").stdout)
     assert record["controller"] is None and record["versions"] == [] and record["tasks"] is None
     assert sorted(p.name for p in paths.root.iterdir()) == ["campaign.yaml", "cluster.yaml", "recipe.yaml"], "looking writes nothing"
+
+
+def test_a_setting_that_the_job_did_not_run_with_is_shown(campaign: CampaignPaths) -> None:
+    record = json.loads(evo("show", str(campaign.root), "v0001", "--json").stdout)
+    (finding,) = [f for f in record["findings"] if f["id"] == "optimisation.not_effective"]
+    assert finding["severity"] == "critical" and finding["text"].startswith("cluster.trainer.threads: 2 was asked for, and the job ran with 1 (trainer.threads)")
+    assert "optimisation.not_effective cluster.trainer.threads: 2 was asked for" in evo("show", str(campaign.root), "v0001").stdout
 
 
 def test_status_text_and_json_agree(campaign: CampaignPaths) -> None:

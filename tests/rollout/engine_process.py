@@ -22,7 +22,8 @@ def _serve(pipe: Connection, model: Path, settings: dict[str, Any]) -> None:
         if name == "generate_broken":
             name, kwargs["on_finish"] = "generate", _raise_at_once
         try:
-            result = getattr(engine, name)(*args, **kwargs) if name != "weight_version" else engine.weight_version
+            found = getattr(engine, name)
+            result = found(*args, **kwargs) if callable(found) else found
         except (RolloutError, KeyboardInterrupt) as error:
             result = error
         pipe.send((result, finished))

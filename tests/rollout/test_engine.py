@@ -179,11 +179,36 @@ def test_an_interrupted_call_leaves_the_engine_as_it_was(engine: EngineProcess) 
     assert [completion.token_ids for completion in after] == [completion.token_ids for completion in before]
 
 
+def test_requests_join_and_leave_while_others_are_sampled(engine: EngineProcess) -> None:
+    requests = _groups()
+    expected = {completion.request_id: completion for completion in engine.generate(requests, PLAIN)}
+    first, second, dropped = requests[::3], requests[1::3], requests[2::3]
+    done = []
+    engine.call("add", [*first, *dropped], PLAIN)
+    for step in range(60):
+        done += engine.call("step")
+        if step == 4:
+            engine.call("add", second, PLAIN)
+        if step == 9:
+            engine.call("drop", [request.request_id for request in dropped])
+            assert engine.call("unfinished") == len(first) + len(second)
+            for name, arguments in (("generate", (dropped, PLAIN)), ("score", ([3, 4],))):
+                with pytest.raises(RequestError, match=f"{name}: {len(first) + len(second)} requests are being sampled"):
+                    engine.call(name, *arguments)
+            with pytest.raises(RequestError, match="is being sampled; make"):
+                engine.call("add", first[:1], PLAIN)
+    assert engine.call("unfinished") == 0 and engine.call("step") == []
+    assert {completion.request_id for completion in done} == {request.request_id for request in (*first, *second)}
+    for completion in done:
+        assert completion.token_ids == expected[completion.request_id].token_ids
+        np.testing.assert_array_equal(completion.logprobs, expected[completion.request_id].logprobs)
+
+
 def test_effective_configuration_is_read_back(engine: EngineProcess) -> None:
     config = engine.call("effective_config")
     stated = {"dtype": "float32", "logprobs_mode": "processed_logprobs", "chunked_prefill": False}
     assert stated.items() <= config.items() and config["prefix_caching"]
-    assert config["kv_cache_bytes"] == 32 << 20 and config["threads"] == 1
+    assert config["kv_cache_bytes"] == 32 << 20 and config["threads"] == 1 and config["tensor_parallel"] == 1
     assert all(isinstance(value, str | int | float | bool | None) for value in config.values())
     identity = engine.call("identity")
     assert identity["engine"] == "vllm" and identity["dtype"] == "float32"

@@ -75,6 +75,10 @@ def test_a_sharded_folder_is_read_through_its_index(tmp_path: Path) -> None:
     index.write_text(json.dumps(content))
     with pytest.raises(ModelFolderError, match="ghost"):
         tensor_shapes(tmp_path / "shards")
+    for broken in ({}, {"weight_map": {}}, {"weight_map": []}, {"weight_map": {"model.ghost.weight": 3}}):
+        index.write_text(json.dumps(broken))
+        with pytest.raises(ModelFolderError, match=r"index\.json: no weight_map"):
+            tensor_shapes(tmp_path / "shards")
 
 
 def test_a_head_that_only_copies_the_embedding_may_be_left_out() -> None:

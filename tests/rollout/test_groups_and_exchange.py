@@ -17,10 +17,11 @@ from evo_hpc.jobs.context import RoleContext, Stopped
 from evo_hpc.jobs.role import outcome_of
 from evo_hpc.jobs.spec import JobSpec
 from evo_hpc.paths import ExchangePaths, IncarnationPaths, JobPaths
+from evo_hpc.rollout.errors import EngineUnavailable
 from evo_hpc.rollout.exchange import (
+    BatchRequest,
     GroupRequest,
     Probe,
-    StepRequest,
     claim_batch,
     policy_meta,
     post_request,
@@ -31,7 +32,8 @@ from evo_hpc.rollout.exchange import (
 from evo_hpc.rollout.groups import ContextError, Group, Sampler, longest_context, positions
 from evo_hpc.rollout.records import Completion, Request, Sampling
 from evo_hpc.rollout.reward import RewardError, check_weights, total_reward
-from evo_hpc.rollout.worker import serve
+from evo_hpc.rollout.vllm_setup import engine_arguments
+from evo_hpc.rollout.worker import Serving
 from evo_hpc.store.manifest import Torn, complete
 from evo_hpc.store.schemas import ROLLOUT
 from evo_hpc.store.tables import read_table, table_of
@@ -92,15 +94,24 @@ class Repeater:
     """Answers every request with one text; its log-probabilities are minus the position."""
 
     def __init__(self, ids: list[int], stop_reason: str) -> None:
-        self.ids, self.stop_reason, self.seeds = ids, stop_reason, []  # type: ignore[var-annotated]
+        self.ids, self.stop_reason = ids, stop_reason
+        self.running: list[Request] = []
+        self.seeds: list[int] = []
 
-    def generate(self, requests, sampling, on_finish=None):  # type: ignore[no-untyped-def]
-        self.seeds = [r.seed for r in requests]
-        done = [self._one(r) for r in requests]
-        for completion in done:
-            if on_finish:
-                on_finish(completion)
-        return done
+    def add(self, requests: list[Request], sampling: Sampling) -> None:
+        self.running += requests
+        self.seeds += [request.seed for request in requests]
+
+    def step(self) -> list[Completion]:
+        done, self.running = self.running, []
+        return [self._one(request) for request in done]
+
+    def drop(self, request_ids: list[str]) -> None:
+        self.running = [request for request in self.running if request.request_id not in request_ids]
+
+    @property
+    def unfinished(self) -> int:
+        return len(self.running)
 
     def _one(self, request: Request) -> Completion:
         logprobs = -np.arange(len(self.ids), dtype=np.float32)
@@ -127,16 +138,16 @@ def test_rows_hold_the_engines_tokens_and_the_verdict(tokenizer: ChatTokenizer, 
 
 def test_a_request_is_claimed_by_one_worker(tmp_path: Path) -> None:
     exchange = ExchangePaths(tmp_path)
-    request = StepRequest(step=3, weight_version=2, batches=[[GroupRequest(group_id="g", task_id="t", seeds=[1, 2])]])
+    request = BatchRequest(number=5, step=3, weight_version=2, groups=[GroupRequest(group_id="g", task_id="t", seeds=[1, 2])])
     post_request(exchange, request)
-    assert read_request(exchange, 3) == request
-    assert [claim_batch(exchange, 3, 0, worker) for worker in ("w0", "w1", "w0")] == [True, False, False]
+    assert read_request(exchange, 5) == request and read_request(exchange, 6) is None
+    assert [claim_batch(exchange, 5, worker) for worker in ("w0", "w1", "w0")] == [True, False, False]
 
 
 def test_of_workers_with_the_same_name_one_wins(tmp_path: Path) -> None:
     exchange = ExchangePaths(tmp_path)
     with ThreadPoolExecutor(8) as pool:
-        won = list(pool.map(lambda _: claim_batch(exchange, 1, 0, "rollout"), range(8)))
+        won = list(pool.map(lambda _: claim_batch(exchange, 1, "rollout"), range(8)))
     assert won.count(True) == 1
 
 
@@ -149,22 +160,19 @@ def serving(
         ExchangePaths(folder),
     )
     group = GroupRequest(group_id="g", task_id=TASK.task_id, seeds=[1, 2, 3])
-    post_request(context.exchange, StepRequest(step=7, weight_version=6, batches=[[group]]))
+    for each in context.exchange.folders():
+        each.mkdir()
+    post_request(context.exchange, BatchRequest(number=1, step=7, weight_version=6, groups=[group]))
 
     class Engine(Repeater):
-        weight_version = 6
+        weight_version, sampled = 6, ()  # type: ignore[var-annotated]
 
-        def generate(self, requests, sampling, on_finish=None):  # type: ignore[no-untyped-def]
-            def finish(completion: Completion) -> None:
-                self.seeds.append(completion.request_id)
-                if len(self.seeds) == 1:
-                    after(context)
-                on_finish(completion)
-
-            done = [self._one(request) for request in requests]
-            for completion in done:
-                finish(completion)
-            return done
+        def step(self) -> list[Completion]:
+            request, *self.running = self.running
+            self.sampled = [*self.sampled, request.request_id]
+            if len(self.sampled) == 1:
+                after(context)
+            return [self._one(request)]
 
     return context, Sampler(
         Engine([tokenizer.eos_ids[0]], "stop"), tokenizer, get_domain("arithmetic"),  # type: ignore[arg-type]
@@ -178,9 +186,9 @@ def test_a_worker_stops_in_the_middle_of_a_batch(tmp_path: Path, tokenizer: Chat
 
     context, sampler = serving(tmp_path, tokenizer, stop)
     with pytest.raises(Stopped):
-        serve(context, sampler, {TASK.task_id: TASK}, 7)
-    assert sampler.engine.seeds == ["g/0"], "the rest of the batch is not waited for"  # type: ignore[attr-defined]
-    assert not context.exchange.rollouts(7, 0).exists()
+        Serving(context, sampler, {TASK.task_id: TASK}, share=3).run()
+    assert sampler.engine.sampled == ["g/0"], "the rest of the batch is not waited for"  # type: ignore[attr-defined]
+    assert not context.exchange.rollouts(1).exists()
 
 
 def test_what_the_engine_raises_ends_the_worker_with_its_cause(tmp_path: Path, tokenizer: ChatTokenizer) -> None:
@@ -192,7 +200,7 @@ def test_what_the_engine_raises_ends_the_worker_with_its_cause(tmp_path: Path, t
 
     context, sampler = serving(tmp_path, tokenizer, fail)
     with pytest.raises(RuntimeError) as caught:
-        serve(context, sampler, {TASK.task_id: TASK}, 7)
+        Serving(context, sampler, {TASK.task_id: TASK}, share=3).run()
     told = outcome_of(caught.value, context.incarnation.log("rollout"))["error"]
     assert told.startswith("RuntimeError: engine core died, caused by ValueError: what vLLM found (test_groups_and_exchange.py:")
 
@@ -202,9 +210,16 @@ def test_a_worker_answers_and_then_waits_for_its_end(tmp_path: Path, tokenizer: 
     timer = Timer(1.0, lambda: setattr(context, "stop_requested", True))
     timer.start()
     with pytest.raises(Stopped):
-        serve(context, sampler, {TASK.task_id: TASK}, 7)
+        Serving(context, sampler, {TASK.task_id: TASK}, share=3).run()
     timer.join()
-    assert read_table(context.exchange.rollouts(7, 0), ROLLOUT).column("trainer_step").to_pylist() == [7, 7, 7]
+    assert read_table(context.exchange.rollouts(1), ROLLOUT).column("trainer_step").to_pylist() == [7, 7, 7]
+
+
+def test_only_a_gpu_engine_can_be_divided(tmp_path: Path) -> None:
+    settings = {"max_model_len": 64, "kv_cache_bytes": 1 << 20, "dtype": "float32", "seed": 0, "tensor_parallel": 2}
+    with pytest.raises(EngineUnavailable, match="engine.tensor_parallel is 2, and there is no GPU here"):
+        engine_arguments(tmp_path, cuda=False, **settings)  # type: ignore[arg-type]
+    assert engine_arguments(tmp_path, cuda=True, **settings)["tensor_parallel_size"] == 2  # type: ignore[arg-type]
 
 
 def test_a_policy_is_seen_as_a_whole_and_brings_its_probe(tmp_path: Path) -> None:

@@ -81,6 +81,7 @@ def test_one_that_may_not_be_requeued_is_submitted_anew(site: Site) -> None:
     assert first_steps(job) == [1, saved(job, 0)[-1] + 1]
 
 
+@pytest.mark.rare
 def test_without_a_warning_the_steps_since_the_last_checkpoint_are_lost(site: Site) -> None:
     """Requeued by an administrator, then killed: no save, so what counts is `checkpoint.every`."""
     paths = site.campaign(step_seconds=0.8)

@@ -8,17 +8,18 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import Qwen3ForCausalLM
+from transformers import AutoModelForCausalLM
 
 from evo_hpc.config import recipe
 from evo_hpc.training.packing import Sample
+from tests.training.tiny_models import by_expert
 
 
 class Reference:
     """A transformers model with AdamW, weight decay on matrices only."""
 
     def __init__(self, folder: Path, config: recipe.Optimizer) -> None:
-        self.model = Qwen3ForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
         self.config = config
         matrices = [p for p in self.model.parameters() if p.dim() > 1]
         vectors = [p for p in self.model.parameters() if p.dim() == 1]
@@ -62,10 +63,10 @@ class Reference:
         return float(norm)
 
     def state(self) -> dict[str, Tensor]:
-        return {name: p.detach() for name, p in self.model.named_parameters()}
+        return by_expert({name: p.detach() for name, p in self.model.named_parameters()})
 
     def gradients(self) -> dict[str, Tensor]:
-        return {name: p.grad for name, p in self.model.named_parameters() if p.grad is not None}
+        return by_expert({name: p.grad for name, p in self.model.named_parameters() if p.grad is not None})
 
 
 def sequence_loss(

@@ -42,6 +42,24 @@ def test_advantages_and_counts() -> None:
     assert all(r["kept"] is (r["group_id"] == "g0") for r in data)
 
 
+def test_no_more_groups_than_wanted_are_learned_from() -> None:
+    data = rows([1, 0], [0, 0], [0, 1], [1, 0])
+    batch = score_groups(data, 2, Optimizer(), DataFilter(), most=2)
+    assert [g.kept for g in batch.groups] == [True, False, True, False] and batch.groups[3].why_dropped == "surplus"
+    assert batch.metrics["groups_kept"] == 2 and batch.metrics["groups_filtered"] == 0 and data[-1]["kept"] is False
+    assert len(score_groups(data, 2, Optimizer(), DataFilter()).kept()) == 3, "the same rows may be scored again, with others"
+
+
+def test_filters_that_remember_see_all_groups_of_a_step_in_order() -> None:
+    """Scored again with the refilled groups, from the same memory, it is as if all had come at once."""
+    config = DataFilter(std_ema=0.5, std_warmup=1, zero_variance="keep")
+    before = score_groups(rows([4, 0]), 2, Optimizer(), config).memory
+    own, more = rows([1, 0], [0, 0]), rows([1, 0], [0, 0], [3, 0])[-2:]
+    score_groups(own, 2, Optimizer(), config, before)
+    again, once = score_groups([*own, *more], 2, Optimizer(), config, before), score_groups(rows([1, 0], [0, 0], [3, 0]), 2, Optimizer(), config, before)
+    assert again.memory == once.memory != before and [g.kept for g in again.groups] == [g.kept for g in once.groups]
+
+
 def test_a_verifier_error_drops_the_group_and_is_counted() -> None:
     batch = score_groups(rows([1, None], [1, 0]), 2, Optimizer(), DataFilter())
     assert [g.kept for g in batch.groups] == [False, True]

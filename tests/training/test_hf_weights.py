@@ -107,8 +107,8 @@ def test_absent_weights_are_named(copy):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"model_type": "llama"}, "model_type is 'llama'; supported: dense Qwen3"),
-        ({"model_type": "qwen3_moe"}, "model_type is 'qwen3_moe'"),
+        ({"model_type": "mistral"}, "model_type is 'mistral'; supported: one of qwen3, qwen3_moe, qwen2, llama"),
+        ({"model_type": "llama"}, "architectures is 'Qwen3ForCausalLM'; supported: 'LlamaForCausalLM'"),
         ({"attention_bias": True}, "attention_bias is True"),
         ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e6, "factor": 4.0}}, "rope_type is 'yarn'"),
         ({"use_sliding_window": True}, "use_sliding_window is True"),

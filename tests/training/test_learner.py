@@ -46,9 +46,9 @@ class Counting:
         return getattr(self.policy, name)
 
 
-def learner(folder, **options):
+def learner(folder, max_staleness=0, **options):
     config = Options(**{"lr": 1e-3, "kl_coef": 0.0, **options})
-    recipe = Recipe(rollout=Rollout(prompts_per_step=2, group_size=4, max_response_tokens=8), optimizer=config)
+    recipe = Recipe(rollout=Rollout(prompts_per_step=2, group_size=4, max_response_tokens=8, max_staleness=max_staleness), optimizer=config)
     policy = Policy.from_hf(folder, trainable=True, token_budget=64)
     reference = Counting(Policy.from_hf(folder, trainable=False, token_budget=64)) if config.kl_coef else None
     return Learner(Counting(policy), Optimizer(policy, config), reference, recipe)
@@ -71,6 +71,20 @@ def test_only_what_the_loss_needs_is_scored(tied_folder, options, policy, refere
     assert subject.optimizer.updates == options.get("mini_batches", 1) and metrics["trained_tokens"] == 2 * (3 + 4 + 5 + 6)
     assert (metrics["ratio_min"] == metrics["ratio_max"] == 1.0) == ("mini_batches" not in options)
     assert ("importance_mean" in metrics) == ("importance" in options) and ("kl_in_reward_mean" in metrics) == ("kl_in" in options)
+
+
+def test_the_ratio_of_a_stale_rollout_is_to_the_policy_that_sampled_it(tied_folder):
+    subject, scored = learner(tied_folder, max_staleness=1, old_logprobs="sampled"), batch()
+    metrics = subject.learn(scored, Clock())
+    rows = [row for group in scored.groups for row in group.rows]
+    samples = [Sample([*row["prompt_ids"], *row["response_ids"]], [0] * len(row["prompt_ids"]) + row["loss_mask"]) for row in rows]
+    fresh = Policy.from_hf(tied_folder, trainable=False, token_budget=64).logprobs(samples, temperature=1.0)
+    ratios = np.concatenate([np.exp(found[-len(row["logprobs"]):] - row["logprobs"]) for found, row in zip(fresh, rows, strict=True)])
+    assert subject.policy.asked == 0 and metrics["ratio_max"] == pytest.approx(ratios.max(), rel=1e-4)
+    assert metrics["ratio_min"] == pytest.approx(ratios.min(), rel=1e-4) and metrics["clip_fraction_low"] + metrics["clip_fraction_high"] > 0
+    decoupled = learner(tied_folder, max_staleness=1, importance="truncated")
+    metrics = decoupled.learn(batch(), Clock())
+    assert decoupled.policy.asked == 1 and metrics["ratio_max"] == pytest.approx(1.0, rel=1e-5) and metrics["importance_mean"] != 1.0
 
 
 def test_the_kl_is_taken_off_the_rewards_before_advantages():
@@ -166,7 +180,8 @@ def test_the_reference_moves_when_it_is_to(tied_folder, tmp_path):
 
 @pytest.mark.parametrize("options, message", [
     ({"old_logprobs": "sampled", "importance": "masked"}, "set one of the two"), ({"kl_coef": 0, "reference_every": 5}, "there is no reference"),
+    ({"importance": "none"}, "nothing corrects for older policies having sampled"),
 ])
 def test_options_that_do_not_go_together(options, message):
     with pytest.raises(ValueError, match=message):
-        Recipe(optimizer=Options(**options))
+        Recipe(optimizer=Options(**options), rollout=Rollout(max_staleness=int("importance" in options)))

@@ -46,13 +46,16 @@ def by_srun(resources: Resources) -> bool:
     return resources.srun if resources.srun is not None else ranks > 1
 
 
-def srun_words(resources: Resources, *, primary: bool) -> list[str]:
+def srun_words(resources: Resources, *, primary: bool, index: int = 0) -> list[str]:
     """What comes before a role's command. The primary role has all ranks, the others one task each, beside it on the same
-    resources. A rank that fails takes its step with it, so that no peer waits for ever."""
+    resources: of several workers the index-th on the index-th node, in turn. A rank that fails takes its step with it, so that no peer
+    waits for ever."""
     nodes, tasks = (resources.nodes or 1, resources.tasks_per_node or 1) if primary else (1, 1)
     words = ["srun", f"--nodes={nodes}", f"--ntasks={nodes * tasks}", "--kill-on-bad-exit=1", "--overlap", "--export=ALL", "--unbuffered"]
     if primary and resources.tasks_per_node:
         words.append(f"--ntasks-per-node={tasks}")
+    if relative := 0 if primary else index % (resources.nodes or 1):
+        words.append(f"--relative={relative}")
     if resources.cpus_per_task:
         words.append(f"--cpus-per-task={resources.cpus_per_task}")
     return [*words, *(resources.srun_arguments or [])]
