@@ -212,6 +212,10 @@ class IncarnationPaths:
     def evaluation(self, version: str, suite: str) -> Path:
         return self.root / "eval" / version / suite
 
+    @property
+    def analysis(self) -> Path:
+        return self.root / "analysis"
+
     def effective(self, role: str) -> Path:
         return self.root / f"effective-{role}.yaml"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from annotated_types import Ge, Gt
 from pydantic import Field, StringConstraints, field_validator, model_validator
@@ -13,7 +13,7 @@ PositiveInt = Annotated[int, Gt(0)]
 Word = Annotated[str, StringConstraints(pattern=r"^[^\s\x00-\x1f]+$")]
 """One argument of sbatch: no blanks, no control characters."""
 Line = Annotated[str, StringConstraints(pattern=r"^[^\n\r\x00]*$")]
-SlurmKind = Literal["controller", "supervise", "train", "evaluate"]
+SlurmKind = Literal["controller", "supervise", "train", "evaluate", "analyse"]
 
 
 class Resources(Config):
@@ -109,6 +109,8 @@ class Slurm(Config):
     """Training."""
     evaluate: Resources = Resources()
     """Evaluation; each shard asks for this much."""
+    analyse: Resources | None = None
+    """Analysis of a finished version. Null: it runs beside the controller, which spares it the queue."""
     shards: PositiveInt = 1
     """Jobs that one evaluation is divided into, as an array."""
     retries: Retries = Retries()
@@ -126,9 +128,14 @@ class Slurm(Config):
     pass_environment: list[Word] = Field(default_factory=list)
     """Variables of the controller's environment that jobs get too; the others stay behind, but for PATH, HOME and the like."""
 
+    @property
+    def kinds(self) -> list[SlurmKind]:
+        """The kinds of jobs that there will be."""
+        return [kind for kind in get_args(SlurmKind) if getattr(self, kind) is not None]
+
     def of(self, kind: SlurmKind) -> Resources:
         """What a kind of job asks for: its own fields over the defaults', environments together."""
-        base, own = self.defaults.model_dump(exclude_none=True), getattr(self, kind).model_dump(exclude_none=True)
+        base, own = self.defaults.model_dump(exclude_none=True), (getattr(self, kind) or Resources()).model_dump(exclude_none=True)
         merged = {**base, **own, "environment": {**base.get("environment", {}), **own.get("environment", {})}}
         if "gpus_per_node" in own and "gres" not in own:
             merged.pop("gres", None)

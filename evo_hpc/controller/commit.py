@@ -13,7 +13,8 @@ from evo_hpc.dispatch.attempt import load_result, reached, work_of
 from evo_hpc.dispatch.status import JobStatus
 from evo_hpc.errors import UserError
 from evo_hpc.evaluation.shards import publish_evaluation
-from evo_hpc.jobs.outputs import EvaluateOutputs, Part, SuperviseOutputs, TrainOutputs, parse_outputs
+from evo_hpc.harness.analysis import publish_analysis
+from evo_hpc.jobs.outputs import AnalyseOutputs, EvaluateOutputs, Part, SuperviseOutputs, TrainOutputs, parse_outputs
 from evo_hpc.jobs.spec import Blame, Ending, JobSpec, Record, load_spec
 from evo_hpc.paths import COMPLETE, CampaignPaths, JobPaths, OwnerPaths
 from evo_hpc.store.atomic import AlreadyWritten, StoreError, read_json, write_bytes, write_json_once
@@ -25,7 +26,8 @@ def commit(state: CampaignState, status: JobStatus, lease: Lease) -> None:
     """Publish the outputs of a job whose result says done, then write its record."""
     spec, outputs = load_spec(status.job), outputs_of(status)
     lease.check()
-    {"supervise": _commit_base, "train": _commit_training, "evaluate": _commit_evaluations}[spec.kind](state, spec, status.job, outputs)
+    commits = {"supervise": _commit_base, "train": _commit_training, "evaluate": _commit_evaluations, "analyse": _commit_analysis}
+    commits[spec.kind](state, spec, status.job, outputs)
     if status.record is None:
         write_record(status, lease, state="done")
 
@@ -153,6 +155,11 @@ def _commit_evaluations(state: CampaignState, spec: JobSpec, job: JobPaths, outp
     else:  # published once all parts are there
         for entry in parse_outputs(EvaluateOutputs, outputs, job, state.paths.root).evaluations:
             read_complete(state.paths.root / entry.folder, hashes=True)
+
+
+def _commit_analysis(state: CampaignState, spec: JobSpec, job: JobPaths, outputs: dict[str, Any]) -> None:
+    made = parse_outputs(AnalyseOutputs, outputs, job, state.paths.root)
+    publish_analysis(state.versions[spec.owner].node.paths, made.harness, state.paths.root / made.folder)
 
 
 def publish_evaluations(state: CampaignState, outputs: Mapping[JobPaths, dict[str, Any]], name: str) -> None:

@@ -18,7 +18,7 @@ from rich.text import Text
 from evo_hpc.config.cluster import Cluster
 from evo_hpc.config.slurm import SlurmKind
 from evo_hpc.controller.preflight import NotReady, check_machine
-from evo_hpc.dispatch.slurm.asked import KINDS, Asked
+from evo_hpc.dispatch.slurm.asked import Asked
 from evo_hpc.dispatch.slurm.check import check, worst
 from evo_hpc.dispatch.slurm.check_time import preemption_of
 from evo_hpc.dispatch.slurm.commands import Commands
@@ -111,7 +111,7 @@ def ask_slurm(cluster: Cluster, commands: Commands, paths: CampaignPaths | None)
     """`sbatch --test-only` on the script of each kind: nothing is queued."""
     found: dict[tuple[Level, str], list[str]] = {}
     with tempfile.TemporaryDirectory(prefix="evo-doctor-") as folder:
-        for kind in KINDS:
+        for kind in cluster.slurm.kinds:
             script = Path(folder) / f"{kind}.sh"
             level: Level = "error"
             try:

@@ -131,6 +131,8 @@ def dry_run(paths: CampaignPaths, *, take_over: bool = False, until: str | None 
         examples: dict[JobKind, list[JobPaths]] = {
             "supervise": [paths.base.job("supervise", 0)], "train": [first.job("train", 0)], "evaluate": evaluations,
         }
+        if settings.cluster.slurm.analyse is not None:
+            examples["analyse"] = [first.job("analyse", 0)]
         found += [_example(paths, settings, kind, jobs) for kind, jobs in examples.items()]
     return found
 

@@ -169,7 +169,18 @@ class Planner:
         if version.policy is not None and missing:
             self._evaluate(version, missing)
         if version.over and version.analysis is None:
+            self._analyse(version)
+
+    def _analyse(self, version: VersionState) -> None:
+        """Beside the controller, or in a job where the profile says what that is to ask for."""
+        cluster, harness = self.state.settings.cluster, self.state.harness
+        assert harness is not None
+        if cluster.executor != "slurm" or cluster.slurm.analyse is None:
             self.actions.append(Analyse(version.id))
+            return
+        params = {"harness": harness.id, "digest": harness.digest}
+        scored = {suite: record and record.id for suite, record in version.evaluations.items()}
+        self.work(version.id, "analyse", version.jobs.get("analyse", []), params, digest([params, version.run, scored]))
 
     def _evaluate(self, version: VersionState, missing: list[str]) -> None:
         """Score a version in one job, or in parts that are put together, and recorded, once all are there."""
@@ -302,8 +313,8 @@ class Planner:
         again = Submit(owner, kind, last.job.attempt + 1, params, work, shard)
         if last.record.state == "done":
             # What it published was removed by hand. Days of training are published again from the job's own copy; whoever
-            # removes an evaluation wants it made again, under today's evaluator.
-            self.actions.append(Commit(last) if kind != "evaluate" and last.intent.work == work else again)
+            # removes an evaluation or an analysis wants it made again, under today's evaluator and harness.
+            self.actions.append(Commit(last) if kind not in ("evaluate", "analyse") and last.intent.work == work else again)
             return
         ours = [a for a in attempts if a.record and a.record.state == "failed" and a.record.started_by >= self.since]
         if not ours or last.intent.work != work:  # it failed under an earlier controller, or as something else: a new try

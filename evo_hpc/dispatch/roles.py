@@ -30,6 +30,7 @@ ROLES: dict[JobKind, tuple[Role, ...]] = {
         Role("rollout", "evo_hpc.rollout.worker:run", primary=False, worker=True),
     ),
     "evaluate": (Role("evaluator", "evo_hpc.evaluation.job:run", primary=True),),
+    "analyse": (Role("analyst", "evo_hpc.harness.job:run", primary=True),),
 }
 
 

@@ -21,7 +21,7 @@ from evo_hpc.lineage.findings import AnalyzerReport, Citation, Finding, Measure,
 from evo_hpc.lineage.identity import digest
 from evo_hpc.paths import COMPLETE, AnalysisPaths, VersionPaths
 from evo_hpc.store.atomic import StoreError
-from evo_hpc.store.manifest import content, publish_folder, read_complete, sha256
+from evo_hpc.store.manifest import content, publish_folder, quarantine, read_complete, sha256
 
 PROBE = "probe"
 _LOOK = "Restore it: a look at a run that has ended is not taken again"
@@ -158,17 +158,38 @@ def run_analysis(
     """
     if (found := read_analysis(version, harness.id)) is not None:
         return found
+    make_analysis(version, harness, inputs, version.analysis(harness.id), timeout_seconds=timeout_seconds, while_waiting=while_waiting)
+    made = read_analysis(version, harness.id)
+    assert made is not None
+    return made
+
+
+def make_analysis(
+    version: VersionPaths, harness: Harness, inputs: Inputs, folder: Path, *, timeout_seconds: float = 300,
+    while_waiting: Callable[[], None] | None = None,
+) -> None:
+    """Analyse a finished version and make `folder` of what was found, at once. Raises as run_analysis does."""
     identity = inputs_digest(version)
     _check_hashes(version, inputs)
     _publish(
-        version.analysis(harness.id), harness.analyzers(), inputs, version=version.id, up_to_step=None, timeout_seconds=timeout_seconds,
+        folder, harness.analyzers(), inputs, version=version.id, up_to_step=None, timeout_seconds=timeout_seconds,
         while_waiting=while_waiting, meta=lambda reports: {
             "version": version.id, "harness": harness.id, "harness_digest": harness.digest, "inputs_digest": identity,
         },
     )
-    made = read_analysis(version, harness.id)
-    assert made is not None
-    return made
+
+
+def publish_analysis(version: VersionPaths, harness_id: str, made: Path) -> None:
+    """Publish what `make_analysis` made elsewhere, in place of one of results that the version no longer has. Doing it again changes nothing.
+
+    Raises StoreError when `made` is damaged.
+    """
+    meta, final = read_complete(made, hashes=True)["meta"], version.analysis(harness_id)
+    try:
+        read_analysis(version, harness_id)
+    except StaleAnalysis:
+        quarantine(final)
+    publish_folder(final, {path.relative_to(made).as_posix(): path for path in content(made)}, meta)
 
 
 def _check_hashes(version: VersionPaths, inputs: Inputs) -> None:

@@ -101,6 +101,13 @@ class EvaluateOutputs(Config):
     evaluations: list[EvaluationOutput]
 
 
+class AnalyseOutputs(Config):
+    """Of the analysis of a version."""
+
+    harness: str
+    folder: JobPath
+
+
 M = TypeVar("M", bound=Config)
 
 

@@ -15,7 +15,7 @@ from evo_hpc.config.yaml_io import YAMLError, dump_tree, load_model, parse, plai
 from evo_hpc.paths import JobPaths
 from evo_hpc.store.processes import ProcessIdentity
 
-JobKind = Literal["supervise", "train", "evaluate"]
+JobKind = Literal["supervise", "train", "evaluate", "analyse"]
 ExecutorName = Literal["local", "slurm"]
 Ending = Literal["preempted", "timeout", "oom", "node_fail", "user_cancelled", "code_error", "infrastructure"]
 """How a start ended that left no final result; `code_error`: its process said so, or left with an exit code of its own."""

@@ -25,7 +25,7 @@ from tests.crash.campaign import check_sound, make_campaign, outcome
 
 SETTINGS = {"slots": 8, "kill_wait": 0.3, "grace": 0.3, "preempt_lag": 0.1, "requeue_delay": 0.1, "sacct_lag": 0.1, "down_delay": 0.02}
 SLURM = {
-    "defaults": {"partition": "debug", "minutes": 5, "warning_seconds": 20}, "shards": 2, "poll_seconds": 0.15, "settle_seconds": 2.5,
+    "defaults": {"partition": "debug", "minutes": 5, "warning_seconds": 20}, "analyse": {}, "shards": 2, "poll_seconds": 0.15, "settle_seconds": 2.5,
     "backoff_seconds": 0, "command_seconds": 3, "submit_seconds": 3,
 }
 SECONDS = 90.0

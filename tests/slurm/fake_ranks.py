@@ -161,6 +161,8 @@ if __name__ == "__main__":
 
     assert sys.argv[1:3] == ["-m", "evo_hpc.dispatch.launcher"], sys.argv
     for kind, roles in ROLES.items():
+        if kind == "analyse":
+            continue
         launcher.ROLES[kind] = tuple(
             Role(r.name, "fake_ranks:train" if kind == "train" and r.primary else f"fake_roles:{'rollout' if r.name == 'rollout' else kind}", r.primary)
             for r in roles

@@ -5,15 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import get_args
 
 from evo_hpc.config.slurm import Resources, Slurm, SlurmKind
 from evo_hpc.dispatch.slurm.script import warning_of
 from evo_hpc.dispatch.slurm.site import Partition, Site
 from evo_hpc.dispatch.slurm.words import Gres, parse_gres, parse_mib, split_list
 from evo_hpc.store.checks import CheckResult, Level
-
-KINDS: tuple[SlurmKind, ...] = get_args(SlurmKind)
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from evo_hpc.config.slurm import Slurm
-from evo_hpc.dispatch.slurm.asked import KINDS, Asked
+from evo_hpc.dispatch.slurm.asked import Asked
 from evo_hpc.dispatch.slurm.check_nodes import check_names, check_nodes, check_reservation
 from evo_hpc.dispatch.slurm.check_rights import check_account, check_limits, check_partition_rights
 from evo_hpc.dispatch.slurm.check_time import check_preemption, check_time
@@ -18,7 +18,7 @@ _RANK = {"ok": 0, "warning": 1, "error": 2}
 
 def check(slurm: Slurm, site: Site) -> list[CheckResult]:
     """Findings for every kind of job and for the cluster as a whole; those that kinds share are given once."""
-    found = [result for kind in KINDS for result in check_kind(Asked(kind, slurm), site)]
+    found = [result for kind in slurm.kinds for result in check_kind(Asked(kind, slurm), site)]
     return [*_merged(found), *check_cluster(slurm, site)]
 
 
