@@ -254,6 +254,13 @@ def test_a_dry_run_shows_every_script_and_writes_nothing(paths: CampaignPaths) -
     assert "--array=0-2" in shown[-1].text and "--array" not in shown[-2].text
 
 
+def test_a_dry_run_shows_the_analysis_where_that_is_a_job(paths: CampaignPaths) -> None:
+    settings = read_json(paths.cluster_yaml)
+    paths.cluster_yaml.write_text(json.dumps({**settings, "slurm": {**settings["slurm"], "analyse": {"memory": "8G"}}}))
+    shown = dry_run(paths, until="v0001")
+    assert shown[-1].path == paths.version("v0001").job("analyse", 0).script(0) and "--mem=8G" in shown[-1].text and len(shown) == 5
+
+
 def test_the_dry_run_is_what_is_submitted(paths: CampaignPaths, slurm: FakeSlurm, clock: Clock) -> None:
     shown = dry_run(paths)[0]
     go(paths, slurm, clock)

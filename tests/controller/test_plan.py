@@ -363,3 +363,28 @@ def test_a_decision_waits_for_what_was_found_in_its_parents(paths: CampaignPaths
     root = version(paths, "v0000", [], trained=True, jobs={"evaluate": [job(paths, "running", "evaluate")]})
     over = replace(version(paths, "v0001", ["v0000"], trained=True, analysed=True, watches=(look(2, "score.collapse"),)), policy=None)
     assert not [a for a in make_plan(state(paths, root, over), 1).actions if isinstance(a, Decide)]
+
+
+def analysing(paths: CampaignPaths, slurm: dict[str, Any], jobs: list[JobStatus], harness: Any = HARNESS) -> Any:
+    """The plan for a scored v0001 that is not analysed, under Slurm."""
+    root = version(paths, "v0000", [], trained=True, evaluated=True, analysed=True)
+    child = version(paths, "v0001", ["v0000"], trained=True, evaluated=True, jobs={"analyse": jobs})
+    cluster = Cluster(executor="slurm", slurm=slurm)  # type: ignore[arg-type]
+    whole = replace(state(paths, root, child), settings=replace(SETTINGS, cluster=cluster), harness=harness)
+    return make_plan(whole, 1).actions
+
+
+def test_an_analysis_is_a_job_where_the_profile_says_what_it_asks_for(paths: CampaignPaths) -> None:
+    assert analysing(paths, {}, []) == (Analyse("v0001"),)
+    (submit,) = analysing(paths, {"analyse": {"memory": "8G"}}, [])
+    assert (submit.kind, submit.attempt, submit.params) == ("analyse", 0, {"harness": "h0001", "digest": "now"})
+    intent = INTENT.model_copy(update={"work": submit.work})
+    done = Record(state="done", incarnation=0, generation=1, started_by=1, starts=1, seconds=0)
+    removed = job(paths, "recorded", "analyse", record=done, intent=intent)
+    (again,) = analysing(paths, {"analyse": {}}, [removed])
+    assert isinstance(again, Submit) and again.attempt == 1, "who removes an analysis wants it made again"
+    finished = job(paths, "finished", "analyse", intent=intent, result=Result(outcome="done", seconds=1))
+    assert [type(a) for a in analysing(paths, {"analyse": {}}, [finished])] == [Commit]
+    other: Any = SimpleNamespace(digest="now", number=2, id="h0002")
+    (of_other,) = analysing(paths, {"analyse": {}}, [removed], other)
+    assert of_other.work != submit.work and of_other.attempt == 1

@@ -8,11 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from evo_hpc.harness.analysis import BadAnalysis, read_analysis, read_watches, run_analysis, run_watch, version_inputs
+from evo_hpc.errors import UserError
+from evo_hpc.harness.analysis import BadAnalysis, publish_analysis, read_analysis, read_watches, run_analysis, run_watch, version_inputs
 from evo_hpc.harness.harness import Harness, discover, make_harness
 from evo_hpc.harness.inputs import Inputs
-from evo_hpc.paths import CampaignPaths, VersionPaths, part_name
+from evo_hpc.harness.job import run as analyse_in_a_job
+from evo_hpc.jobs.claims import claim
+from evo_hpc.jobs.context import RoleContext, Stopped
+from evo_hpc.jobs.spec import Identity, JobSpec
+from evo_hpc.paths import CampaignPaths, ExchangePaths, JobPaths, VersionPaths, part_name
 from evo_hpc.store.manifest import complete
+from evo_hpc.store.processes import ProcessIdentity
 from evo_hpc.store.schemas import ROLLOUT, STEP
 from evo_hpc.store.tables import write_table
 from tests.harness.data import group, rollout, step_row, write_analyzer
@@ -144,3 +150,51 @@ def test_the_watch_looks_with_the_live_analyzers(version: VersionPaths, made: tu
     version.watch(10).rename(version.watch(11))
     with pytest.raises(BadAnalysis, match="a look at step 10"):
         read_watches(version)
+
+
+def in_a_job(version: VersionPaths, digest: str) -> tuple[RoleContext, Path]:
+    """What the job of a version's analysis is given, and where it writes."""
+    campaign = CampaignPaths(version.root.parent.parent)
+    job = version.job("analyse", 0)
+    incarnation = claim(job_folder(job), Identity(job_name="j", generation=1, start=0, process=ProcessIdentity.current(), claimed_at=0.0))
+    spec = JobSpec.model_construct(kind="analyse", campaign="c", owner=version.id, params={"harness": "h0001", "digest": digest})
+    return RoleContext("analyst", job, incarnation, spec, ExchangePaths(campaign.root / "exchange")), incarnation.analysis
+
+
+def job_folder(job: JobPaths) -> JobPaths:
+    job.root.mkdir(parents=True)
+    return job
+
+
+def test_a_job_finds_what_the_controller_would(version: VersionPaths, made: tuple[CampaignPaths, Harness]) -> None:
+    before = read_analysis(version, "h0001")
+    assert before is not None
+    shutil.rmtree(version.analysis("h0001"))
+    context, folder = in_a_job(version, made[1].digest)
+    outputs = analyse_in_a_job(context)
+    assert outputs == {"harness": "h0001", "folder": context.relative(folder)} and read_analysis(version, "h0001") is None
+    for _ in range(2):
+        publish_analysis(version, "h0001", folder)
+        found = read_analysis(version, "h0001")
+        assert found is not None and found.reports == before.reports and found.inputs_digest == before.inputs_digest
+    # One of results that the version no longer has makes way.
+    old = json.loads((version.analysis("h0001") / "COMPLETE.json").read_text())
+    old["meta"]["inputs_digest"] = "of others"
+    (version.analysis("h0001") / "COMPLETE.json").write_text(json.dumps(old))
+    publish_analysis(version, "h0001", folder)
+    assert read_analysis(version, "h0001") is not None and len(list((version.root / "analysis").iterdir())) == 2
+
+
+def test_a_job_of_another_harness_is_refused(version: VersionPaths) -> None:
+    context, folder = in_a_job(version, "edited")
+    with pytest.raises(UserError, match="harness h0001 is no longer the one that this analysis was asked for"):
+        analyse_in_a_job(context)
+    assert not folder.exists()
+
+
+def test_a_job_that_is_told_to_stop_leaves_nothing(version: VersionPaths, made: tuple[CampaignPaths, Harness]) -> None:
+    context, folder = in_a_job(version, made[1].digest)
+    context.stop_requested = True
+    with pytest.raises(Stopped):
+        analyse_in_a_job(context)
+    assert not folder.exists()

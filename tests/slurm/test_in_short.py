@@ -11,7 +11,7 @@ pytestmark = pytest.mark.timeout(300)
 
 
 def test_a_campaign_on_a_real_cluster(site: Site) -> None:
-    paths = site.campaign(step_seconds=0.3)
+    paths = site.campaign(step_seconds=0.3, slurm={"analyse": {"cpus_per_task": 1}})
     job = trained(paths)
     with site.running(paths) as process:
         at_step(job, EVERY + 1)
@@ -23,3 +23,8 @@ def test_a_campaign_on_a_real_cluster(site: Site) -> None:
     assert first_steps(job)[1] > EVERY, "it went on where it had saved"
     done = site.cluster.run("sacct", "--noheader", "--parsable2", "--duplicates", "--allocations", f"--jobs={number}", "--format=State")
     assert done.stdout.split() == ["REQUEUED", "COMPLETED"], done
+    analysis = paths.version("v0001").job("analyse", 0)
+    assert read_json(analysis.record)["state"] == "done" and paths.version("v0001").analysis("h0001").is_dir()
+    number = read_json(analysis.submission(0))["job_id"]
+    done = site.cluster.run("sacct", "--noheader", "--parsable2", "--allocations", f"--jobs={number}", "--format=State")
+    assert done.stdout.split() == ["COMPLETED"], done
