@@ -90,7 +90,10 @@ def _problems(compute: Compute, config: Mapping[str, Any]) -> Iterator[str]:
 
 def experts_of(config: Mapping[str, Any]) -> int:
     """Experts of a layer that has any; 0 for a dense model."""
-    return int(config.get("num_experts") or config.get("num_local_experts") or 0)
+    count = config.get("num_experts") or config.get("num_local_experts") or 0
+    if not isinstance(count, int):
+        raise LayoutError(f"config.json: num_experts is {count!r}, not a number")
+    return count
 
 
 def trainer_ranks(cluster: Cluster) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic import Field, model_validator
@@ -48,6 +48,8 @@ class Rollout(Config):
     def _late_groups_need_time(self) -> Rollout:
         if self.late_groups == "carry" and not self.max_staleness:
             raise ValueError("late_groups: carry needs max_staleness of at least 1: a group that is used a step later is a step older")
+        if self.late_groups == "carry" and self.weights == "exact":
+            raise ValueError("late_groups: carry needs weights: newest: with exact ones a group has the staleness that is allowed already")
         return self
 
 
@@ -171,6 +173,10 @@ class ToolUse(Config):
     """Responses of the policy in one rollout, at most; more than one only where the domain's tasks have turns."""
     system_prompt: str | None = None
     """System message put before the task; null = none."""
+
+    def of_evaluation(self) -> dict[str, Any]:
+        """What an evaluation is told of it: a policy is scored with the tools and turns that it was trained with."""
+        return {"system_prompt": self.system_prompt, **({"max_turns": self.max_turns} if self.max_turns > 1 else {})}
 
 
 class Compute(Config):

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+from evo_hpc.config.cluster import Cluster
+from evo_hpc.config.layout import trainer_ranks
 from evo_hpc.config.yaml_io import dump_tree, load_tree, plain
 from evo_hpc.controller.state import CampaignState, VersionState
 from evo_hpc.dispatch.attempt import load_result, reached, work_of
@@ -143,7 +145,9 @@ def _effective(paths: CampaignPaths, spec: JobSpec, job: JobPaths, made: TrainOu
     """One effective.yaml from what each role read back from inside the job, with what was asked for: the recipe, and the cluster
     profile's sections on trainer and engine."""
     roles = {role: plain(load_tree(paths.root / path)) for role, path in made.effective.items()}
-    asked = {section: spec.cluster[section] for section in ("trainer", "engine") if section in spec.cluster}
+    asked = {section: dict(spec.cluster[section]) for section in ("trainer", "engine") if section in spec.cluster}
+    if "trainer" in asked:  # under Slurm the job's own resources say it
+        asked["trainer"]["ranks"] = trainer_ranks(Cluster.model_validate(spec.cluster))
     target = job.effective_yaml
     write_bytes(target, dump_tree({"job": spec.name, "run": made.run, "recipe": spec.params["recipe"], "cluster": asked, **roles}))
     return target
@@ -159,6 +163,9 @@ def _commit_evaluations(state: CampaignState, spec: JobSpec, job: JobPaths, outp
 
 def _commit_analysis(state: CampaignState, spec: JobSpec, job: JobPaths, outputs: dict[str, Any]) -> None:
     made = parse_outputs(AnalyseOutputs, outputs, job, state.paths.root)
+    if made.harness != spec.params["harness"]:
+        raise StoreError(f"{job.root}: says that it is of harness {made.harness}, and was asked for {spec.params['harness']}; remove this job folder "
+                         "to have the work done again")
     publish_analysis(state.versions[spec.owner].node.paths, made.harness, state.paths.root / made.folder)
 
 

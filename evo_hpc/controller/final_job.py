@@ -85,8 +85,7 @@ class FinalJob:
         versions = [self.state.versions[candidate.version] for candidate in self._candidates()]
         return {
             "evaluations": [
-                {"version": v.id, "policy": v.policy, "policy_step": v.node.policy_step, "suite": SEALED,
-                 "system_prompt": v.node.recipe.tool_use.system_prompt}
+                {"version": v.id, "policy": v.policy, "policy_step": v.node.policy_step, "suite": SEALED, **v.node.recipe.tool_use.of_evaluation()}
                 for v in versions
             ],
             "sealed": {"task_set": self.read.task_set, "number": self.read.number, "digest": self.read.digest},

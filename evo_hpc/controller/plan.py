@@ -197,9 +197,9 @@ class Planner:
 
     def _pieces(self, version: VersionState, suites: list[str]) -> list[Piece]:
         """The parts of an evaluation on these suites."""
-        attempts, prompt = version.jobs.get("evaluate", []), version.node.recipe.tool_use.system_prompt
+        attempts, tools = version.jobs.get("evaluate", []), version.node.recipe.tool_use
         params: dict[str, Any] = {"evaluations": [
-            {"version": version.id, "policy": version.policy, "policy_step": version.node.policy_step, "suite": suite, "system_prompt": prompt}
+            {"version": version.id, "policy": version.policy, "policy_step": version.node.policy_step, "suite": suite, **tools.of_evaluation()}
             for suite in suites
         ]}
         shards = self._shards(params)

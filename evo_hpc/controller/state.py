@@ -232,11 +232,13 @@ def read_state(paths: CampaignPaths, *, hashes: bool = False, dispatch: Dispatch
 
 def _check_layouts(state: CampaignState) -> None:
     """Raise UserError where a recipe that may still be trained asks for a parallel layout that the ranks or the model do not allow."""
+    open_ones = [version for version in state.open if not version.trained]
+    if not open_ones and len(state.versions) > 1:  # nothing is to be trained: a finished campaign may be read anywhere
+        return
     config, ranks = model_config(state.paths, state.base_policy), trainer_ranks(state.settings.cluster)
     check_compute(state.paths.recipe_yaml, state.settings.recipe, ranks, config)
-    for version in state.open:
-        if not version.trained:
-            check_compute(version.node.paths.recipe_yaml, version.node.recipe, ranks, config)
+    for version in open_ones:
+        check_compute(version.node.paths.recipe_yaml, version.node.recipe, ranks, config)
 
 
 def _tree(paths: CampaignPaths, cache: StateCache | None) -> dict[str, Node]:

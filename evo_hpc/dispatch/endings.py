@@ -26,25 +26,30 @@ def outcome_of(
     memory that this control group had counted when the job began.
     """
     told = [read_json(path) for path in incarnation.role_outcomes(role)]
-    failed = next((each for each in told if each["outcome"] == "failed"), None)
-    if failed is not None:  # of several ranks the one that failed says more than the first, which was ended with it
-        return failed
+    failed = [each for each in told if each["outcome"] == "failed"]
+    if sure := [each for each in failed if each.get("blame") == "user" or each.get("ending")]:
+        return sure[0]
+    log = incarnation.log(role)
+    lost = lost_node(log) if behind_srun else None
+    # Of several ranks the one that failed says more than the first, which was ended with it; but ranks that lose a peer fail, too, and
+    # what became of that one the kernel or srun knows.
+    if failed and killed_for_memory() == killed_before and lost is None:
+        return failed[0]
     # Ranks that were ended because another one left without a word say that they were stopped, which nobody asked for; and that
     # the others are done says nothing of the first one's outputs.
-    if told and told[0]["outcome"] == "stopped" and (code == 0 or asked_to_stop):
+    if not failed and told and told[0]["outcome"] == "stopped" and (code == 0 or asked_to_stop):
         return told[0]
-    if told and told[0]["outcome"] == "done" and incarnation.role_outcome(role).exists():
+    if not failed and told and told[0]["outcome"] == "done" and incarnation.role_outcome(role).exists():
         return told[0]
     if code == -signal.SIGTERM and asked_to_stop:
         return {"outcome": "stopped", "error": f"{role} ended on the stop signal without saving: it was just starting"}
     if code == -signal.SIGKILL and cut_off_after is not None:
         return {"outcome": "stopped", "error": f"{role} was killed after {cut_off_after:.0f} s without saving"}
-    log = incarnation.log(role)
     if killed_for_memory() > killed_before:
         error = (f"{role} died after the kernel had killed a process of this job for memory; ask for more `memory` in cluster.yaml. "
                  f"End of its log: {log_tail(log)}")
         return {"outcome": "failed", "blame": "infrastructure", "ending": "oom", "error": error}
-    if behind_srun and (lost := lost_node(log)) is not None:
+    if lost is not None:
         return {"outcome": "failed", "blame": "infrastructure", "ending": "node_fail", "error": f"{role} lost a node: {lost}"}
     how = f"was killed by signal {-code} ({signal.Signals(-code).name})" if code < 0 else f"exited with {code}"
     return {"outcome": "failed", "blame": "infrastructure", "error": f"{role} {how}; end of its log: {log_tail(log)}"}

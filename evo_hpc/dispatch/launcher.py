@@ -32,7 +32,7 @@ from evo_hpc.jobs.claims import Superseded, check_claim, claim
 from evo_hpc.jobs.spec import Blame, Identity, JobSpec, Result, load_spec
 from evo_hpc.paths import CampaignPaths, ExchangePaths, IncarnationPaths, JobPaths
 from evo_hpc.rollout.doorbell_hub import Hub
-from evo_hpc.store.atomic import StoreError, write_json, write_json_once
+from evo_hpc.store.atomic import StoreError, read_json, write_json, write_json_once
 from evo_hpc.store.processes import ProcessIdentity
 
 _POLL_SECONDS = 0.1
@@ -181,7 +181,7 @@ class Launcher:
     def _ended_early(self, primary: str) -> Result | None:
         """The result when a service has ended by itself; one that was told to stop takes the job with it."""
         for name, process in list(self.processes.items()):
-            if process.poll() is None:
+            if name == primary or process.poll() is None:  # the primary's end is seen at the next look
                 continue
             outcome = self._outcome(name)
             if outcome["outcome"] == "stopped":  # Slurm speaks to the steps of a job directly, too
@@ -220,7 +220,8 @@ class Launcher:
 
     def _finish(self, primary: str) -> Result:
         outcome = self._outcome(primary)
-        if outcome["outcome"] != "done":  # the reason may be in a peer that died first
+        saved = outcome["outcome"] == "stopped" and self.stopping_since is not None
+        if outcome["outcome"] != "done" and not saved:  # the reason may be in a peer that died first
             for peer, process in self.processes.items():
                 if peer != primary and process.poll() is not None:
                     told = self._outcome(peer)
@@ -324,10 +325,19 @@ def exchange_bytes(job: JobPaths, spec: JobSpec) -> int:
     stale rollouts may be: so many steps are under way, and so many policies may still be asked for."""
     if spec.kind != "train":
         return _TRAFFIC_BYTES
-    stale = Recipe.model_validate(spec.params.get("recipe", {})).rollout.max_staleness
-    init = CampaignPaths.of_job(job).root / spec.params["init"]
+    recipe = Recipe.model_validate(spec.params.get("recipe", {}))
+    stale, init = recipe.rollout.max_staleness, CampaignPaths.of_job(job).root / spec.params["init"]
     policy = sum(path.stat().st_size for path in init.rglob("*") if path.is_file())
+    if recipe.compute.precision != "bfloat16" and stored_in_16_bits(init):
+        policy *= 2  # published as it is computed
     return _TRAFFIC_BYTES * (1 + stale) + policy * (_POLICIES + stale)
+
+
+def stored_in_16_bits(folder: Path) -> bool:
+    """Whether a model folder's config.json says that its weights are of a 16-bit type."""
+    path = folder / "config.json"
+    config = read_json(path) if path.exists() else {}
+    return str(config.get("dtype") or config.get("torch_dtype")) in ("bfloat16", "float16")
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -65,10 +65,11 @@ class Work:
 
 
 def evaluation_identity(
-    *, campaign: str, version: str, suite: str, policy: str, policy_step: int, epoch: str, system_prompt: str | None, read: str | None
+    *, campaign: str, version: str, suite: str, policy: str, policy_step: int, epoch: str, system_prompt: str | None, max_turns: int = 1,
+    read: str | None
 ) -> str:
     """Identity of an evaluation. policy: the policy's identity; read: digest of the declared read, where the tasks are sealed."""
-    return digest([campaign, version, suite, policy, policy_step, epoch, system_prompt, read])
+    return digest([campaign, version, suite, policy, policy_step, epoch, system_prompt, read, *([max_turns] if max_turns > 1 else [])])
 
 
 def score_in_chunks(context: RoleContext, work: Work, meta: Mapping[str, Any], sample: Sample) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from evo_hpc.jobs.context import RoleContext
 from evo_hpc.lineage.identity import policy_identity
 from evo_hpc.rollout.engine import Engine, Sampling
 from evo_hpc.rollout.exchange import read_probe
-from evo_hpc.rollout.groups import Group, Sampler, longest_context, positions
+from evo_hpc.rollout.groups import Group, Sampler, longest_context, positions, reply_seconds
 from evo_hpc.seeds import derive_seed
 from evo_hpc.store.atomic import write_bytes
 from evo_hpc.store.manifest import sha256
@@ -39,6 +39,7 @@ class EvaluationSpec(Config):
     policy_step: int
     suite: str
     system_prompt: str | None = None
+    max_turns: int = Field(default=1, ge=1)
 
 
 class EvaluateParams(Config):
@@ -84,7 +85,7 @@ def work_of(context: RoleContext, params: EvaluateParams, spec: EvaluationSpec, 
     names, _ = shown_names(spec.suite, tasks)
     identity = evaluation_identity(
         campaign=context.spec.campaign, version=spec.version, suite=spec.suite, policy=policy, policy_step=spec.policy_step, epoch=epoch,
-        system_prompt=spec.system_prompt, read=params.sealed.digest if params.sealed and spec.suite == SEALED else None,
+        system_prompt=spec.system_prompt, max_turns=spec.max_turns, read=params.sealed.digest if params.sealed and spec.suite == SEALED else None,
     )
     return Work(
         version=spec.version, suite=spec.suite, identity=identity, tasks=tuple(params.part(names)), k=context.campaign.evaluation.samples_per_task,
@@ -127,7 +128,7 @@ class _Evaluator:
         )
         self.engine = Engine(
             self.loaded, weight_version=first.policy_step, max_model_len=longest, kv_cache_bytes=profile.kv_cache_mib << 20,
-            dtype=profile.dtype, threads=profile.threads, seed=self.evaluation.seed,
+            dtype=profile.dtype, threads=profile.threads, seed=self.evaluation.seed, tensor_parallel=profile.tensor_parallel,
         )
         write_bytes(context.incarnation.effective(context.role), dump_tree({**self.engine.effective_config(), "start_seconds": context.seconds()}))
 
@@ -175,7 +176,8 @@ class _Evaluator:
         tasks, names = self.params.part(self.tasks[spec.suite]), self.params.part(names)
         sampling = Sampling(evaluation.temperature, evaluation.top_p, evaluation.max_response_tokens, self.tokenizer.eos_ids)
         sampler = Sampler(
-            self.engine, self.tokenizer, get_domain(self.context.campaign.domain.name), sampling, Reward(weights={SCORE: 1.0}), spec.system_prompt
+            self.engine, self.tokenizer, get_domain(self.context.campaign.domain.name), sampling, Reward(weights={SCORE: 1.0}), spec.system_prompt,
+            spec.max_turns, reply_seconds(self.context.cluster),
         )
         # An error of the engine may name a group: by the name that is shown.
         groups = [Group(names[i], tasks[i], self._seeds(spec.suite, tasks[i])) for i in chunk]

@@ -104,7 +104,7 @@ class EvaluateOutputs(Config):
 class AnalyseOutputs(Config):
     """Of the analysis of a version."""
 
-    harness: str
+    harness: Annotated[str, Field(pattern=r"^h\d{4,}$")]
     folder: JobPath
 
 

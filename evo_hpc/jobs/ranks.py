@@ -45,6 +45,8 @@ def run(count: int, command: Sequence[str]) -> int:
 
     for signum in (signal.SIGTERM, signal.SIGABRT, signal.SIGQUIT):
         signal.signal(signum, pass_on)
+    for signum in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM):
+        signal.signal(signum, signal.SIG_IGN)  # as a role does: a warning that is meant for the launcher
     while not (failed := [each.returncode for each in ranks if each.poll()]) and any(each.returncode is None for each in ranks):
         time.sleep(_POLL_SECONDS)
     deadline = time.monotonic() + _GRACE_SECONDS

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
+import queue
+import threading
 import time
 from collections.abc import Iterable, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -49,8 +51,10 @@ class Episode:
     """What was said after the prompt, in turn."""
     tool_calls: list[ToolCall] = field(default_factory=list)
     turns: int = 0
-    stop_reason: Literal["stop", "length", "turns"] | None = None
-    """Null while it goes on. `turns`: the environment would have gone on."""
+    stop_reason: Literal["stop", "length", "turns", "error"] | None = None
+    """Null while it goes on. `turns`: the environment would have gone on; `error`: it failed."""
+    error: str | None = None
+    """How the environment failed: no fault of the policy's."""
     weight_version: int = -1
     seconds: float = 0.0
     """In the engine, queueing included, over all turns."""
@@ -103,15 +107,29 @@ class Episode:
             self.messages += [dict(message) for message in reply.messages]
 
 
-class Episodes:
-    """Those that are under way in an engine. Environments answer in threads, so that a slow tool does not keep the engine waiting."""
+@dataclass(frozen=True)
+class _Answer:
+    """What an environment has come to."""
 
-    def __init__(self, engine: Samples, tokenizer: ChatTokenizer, sampling: Sampling, threads: int = 16) -> None:
-        self._engine, self._tokenizer, self._sampling = engine, tokenizer, sampling
+    episode: Episode
+    reply: Reply | None
+    error: str | None
+    seconds: float
+
+
+class Episodes:
+    """Those that are under way in an engine. Each environment answers in a thread of its own, so that a slow one holds up its own
+    episode only; one that fails, or does not answer within `reply_seconds`, ends it as an error."""
+
+    def __init__(self, engine: Samples, tokenizer: ChatTokenizer, sampling: Sampling, reply_seconds: float = math.inf) -> None:
+        self._engine, self._tokenizer, self._sampling, self._reply_seconds = engine, tokenizer, sampling, reply_seconds
         self._sampled: dict[str, Episode] = {}
         """By the name of the request that is in the engine."""
-        self._waiting: dict[Future[tuple[Reply, float]], Episode] = {}
-        self._pool = ThreadPoolExecutor(threads, "environment")
+        self._waiting: dict[str, tuple[Episode, float]] = {}
+        """By the episode's name: those whose environment was asked, and when."""
+        self._answers: queue.SimpleQueue[_Answer] = queue.SimpleQueue()
+        self.went_on = False
+        """Whether the last step sampled anything, or heard of an environment."""
 
     @property
     def unfinished(self) -> int:
@@ -127,7 +145,8 @@ class Episodes:
     def step(self) -> list[Episode]:
         """One token more of each that is being sampled, and what the environments have said meanwhile; returns those that are over."""
         over = []
-        for completion in self._engine.step() if self._engine.unfinished else []:
+        self.went_on = self._engine.unfinished > 0
+        for completion in self._engine.step() if self.went_on else []:
             episode = self._sampled.pop(completion.request_id)
             episode.take(completion, self._tokenizer)
             if episode.stop_reason is None and isinstance(episode.environment, OneTurn):
@@ -135,11 +154,9 @@ class Episodes:
             if episode.stop_reason is not None:
                 over.append(episode)
             else:
-                self._waiting[self._pool.submit(_answer, episode.environment, episode.text)] = episode
+                self._ask(episode)
         if self._waiting:
-            idle = not self._engine.unfinished and not over
-            ready, _ = wait(self._waiting, _LOOK_SECONDS if idle else 0, return_when=FIRST_COMPLETED)
-            over += self._go_on([(self._waiting.pop(future), *future.result()) for future in ready])
+            over += self._go_on(self._heard(_LOOK_SECONDS if not self._engine.unfinished and not over else 0.0))
         return over
 
     def drop(self, episodes: Iterable[Episode]) -> None:
@@ -149,24 +166,55 @@ class Episodes:
         self._engine.drop(names)
         for name in names:
             del self._sampled[name]
-        for future in [future for future, episode in self._waiting.items() if id(episode) in gone]:
-            future.cancel()
-            del self._waiting[future]
+        self._waiting = {name: each for name, each in self._waiting.items() if id(each[0]) not in gone}
 
-    def _go_on(self, answered: list[tuple[Episode, Reply, float]]) -> list[Episode]:
+    def _ask(self, episode: Episode) -> None:
+        self._waiting[episode.name] = (episode, time.monotonic())
+        threading.Thread(target=_answer, args=(episode, episode.text, self._answers), name=f"environment of {episode.name}", daemon=True).start()
+
+    def _heard(self, seconds: float) -> list[_Answer]:
+        """The answers that are there, waited for so long; and those that never came in time. What was given up meanwhile is passed over."""
+        found: list[_Answer] = []
+        try:
+            found.append(self._answers.get(timeout=seconds) if seconds else self._answers.get_nowait())
+            while True:
+                found.append(self._answers.get_nowait())
+        except queue.Empty:
+            pass
+        now = time.monotonic()
+        found = [each for each in found if self._waiting.get(each.episode.name, (None, 0.0))[0] is each.episode]
+        answered = {each.episode.name for each in found}
+        found += [
+            _Answer(episode, None, f"no answer within {self._reply_seconds:g} s", now - asked)
+            for name, (episode, asked) in self._waiting.items() if name not in answered and now - asked > self._reply_seconds
+        ]
+        for each in found:
+            del self._waiting[each.episode.name]
+        return found
+
+    def _go_on(self, answers: list[_Answer]) -> list[Episode]:
         over, more = [], []
-        for episode, reply, seconds in answered:
-            episode.reply_seconds += seconds
-            episode.hear(reply, self._tokenizer)
-            (more if episode.stop_reason is None else over).append(episode)
+        for each in answers:
+            self.went_on = True
+            each.episode.reply_seconds += each.seconds
+            if each.reply is None:
+                each.episode.stop_reason, each.episode.error = "error", each.error
+            else:
+                each.episode.hear(each.reply, self._tokenizer)
+            (more if each.episode.stop_reason is None else over).append(each.episode)
         if more:
             self.add(more)
         return over
 
 
-def _answer(environment: Environment, text: str) -> tuple[Reply, float]:
+def _answer(episode: Episode, text: str, answers: queue.SimpleQueue[_Answer]) -> None:
     started = time.perf_counter()
-    return environment.reply(text), time.perf_counter() - started
+    reply, error = None, None
+    try:
+        reply = episode.environment.reply(text)
+    except Exception as failed:  # whatever it is: the episode's group is dropped and counted, and the worker goes on
+        error = f"{type(failed).__name__}: {failed}"
+    answers.put(_Answer(episode, reply, error, time.perf_counter() - started))
 
 
 def turn_columns(episode: Episode) -> dict[str, Any]:

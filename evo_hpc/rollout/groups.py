@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from evo_hpc.config.cluster import Cluster
 from evo_hpc.config.recipe import Reward
-from evo_hpc.domains.base import Domain, Task, text_features
+from evo_hpc.domains.base import Domain, Task, Verdict, text_features
 from evo_hpc.domains.environment import environment_of
 from evo_hpc.domains.tokenizer import ChatTokenizer
 from evo_hpc.errors import UserError
@@ -60,6 +62,11 @@ def longest_context(
     return needed + (positions is None or needed < positions)
 
 
+def reply_seconds(cluster: Cluster) -> float:
+    """What an environment may take for one answer: less than what a job may take without a sign of life."""
+    return 0.8 * 60 * cluster.stall_minutes
+
+
 @dataclass
 class Sampler:
     """An engine with all that turns its tokens into rows."""
@@ -71,10 +78,12 @@ class Sampler:
     reward: Reward
     system_prompt: str | None = None
     max_turns: int = 1
+    reply_seconds: float = math.inf
+    """What an environment may take for one answer."""
     under_way: Episodes = field(init=False)
 
     def __post_init__(self) -> None:
-        self.under_way = Episodes(self.engine, self.tokenizer, self.sampling)
+        self.under_way = Episodes(self.engine, self.tokenizer, self.sampling, self.reply_seconds)
 
     def rows(
         self, groups: Sequence[Group], common: Mapping[str, Any], on_finish: Callable[[int], None] | None = None
@@ -115,7 +124,7 @@ class Sampler:
     def _row(self, group: Group, sample: int, seed: int, episode: Episode, common: Mapping[str, Any]) -> dict[str, Any]:
         ids, truncated = episode.response_ids, episode.stop_reason == "length"
         started = time.perf_counter()
-        verdict = episode.environment.verdict(episode.text, truncated=truncated)
+        verdict = Verdict({}, "", episode.error) if episode.error else episode.environment.verdict(episode.text, truncated=truncated)
         seconds = time.perf_counter() - started
         reward = None if verdict.error else total_reward(
             self.reward, verdict.components, truncated=truncated, tokens=len(ids), max_tokens=self.sampling.max_tokens,
@@ -127,7 +136,8 @@ class Sampler:
             "logprobs": episode.logprobs, "text": self.tokenizer.decode_response(ids),
             "messages": json.dumps(episode.messages, ensure_ascii=False) if self.max_turns > 1 else None,
             "stop_reason": episode.stop_reason, "reward": reward, "components": list(verdict.components.items()),
-            "verifier_detail": verdict.detail, "error_class": "verifier" if verdict.error else None,
+            "verifier_detail": verdict.detail or verdict.error,
+            "error_class": "environment" if episode.error else "verifier" if verdict.error else None,
             "weight_version": episode.weight_version,
             "generate_seconds": episode.seconds, "verify_seconds": seconds + episode.reply_seconds,
             "prompt_tokens": len(episode.prompt_ids), "response_tokens": len(ids), "truncated": truncated,

@@ -26,10 +26,9 @@ from evo_hpc.rollout.exchange import (
     unwanted,
     wait_for,
 )
-from evo_hpc.rollout.groups import Sampler, longest_context, positions
+from evo_hpc.rollout.groups import Sampler, longest_context, positions, reply_seconds
 from evo_hpc.rollout.in_flight import Batch, Pulse
-from evo_hpc.store.atomic import write_bytes
-from evo_hpc.store.manifest import Torn
+from evo_hpc.store.atomic import StoreError, write_bytes
 from evo_hpc.store.schemas import ROLLOUT
 from evo_hpc.store.tables import write_table
 
@@ -55,7 +54,7 @@ def run(context: RoleContext) -> dict[str, Any]:
     sampler = Sampler(
         engine, tokenizer, get_domain(context.campaign.domain.name),
         Sampling(recipe.rollout.temperature, 1.0, recipe.rollout.max_response_tokens, tokenizer.eos_ids),
-        recipe.reward, recipe.tool_use.system_prompt, recipe.tool_use.max_turns,
+        recipe.reward, recipe.tool_use.system_prompt, recipe.tool_use.max_turns, reply_seconds(context.cluster),
     )
     sampling = {**asdict(sampler.sampling), "stop_token_ids": list(tokenizer.eos_ids)}
     effective = {**engine.effective_config(), "start_seconds": context.seconds(), "sampling": sampling, "workers": profile.workers}
@@ -127,7 +126,7 @@ class Serving:
             try:
                 self._wait(lambda: published(self.exchange, version, self.bell) or self._overtaken(request, version))
                 self._load(version)
-            except (Torn, ModelFolderError):  # removed while it was read, by a trainer that has gone on?
+            except (StoreError, OSError, ModelFolderError):  # removed while it was read, by a trainer that has gone on?
                 if not self._overtaken(request, version):
                     raise
                 version = self._weights(request)
@@ -147,7 +146,8 @@ class Serving:
         """One token more of all, and what that completes."""
         if self.under_way.step():
             self.context.raise_if_stopped()
-        self.pulse.busy()
+        if self.under_way.went_on:  # an environment that does not answer is no sign of life
+            self.pulse.busy()
         for batch in [batch for batch in self.active if batch.is_complete]:
             self._answer(batch)
         self.steps += 1

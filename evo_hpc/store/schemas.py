@@ -42,7 +42,7 @@ ROLLOUT = _schema("rollout", [
     ("logprobs", pa.list_(pa.float32()), False),  # per response token, under the sampling temperature; 0 where masked
     ("text", pa.string(), False), ("messages", pa.string(), True),  # messages: JSON, multi-turn only
     ("tool_calls", pa.list_(_TOOL_CALL), False),
-    ("stop_reason", pa.string(), False),        # stop, length
+    ("stop_reason", pa.string(), False),        # stop, length, turns (the environment would have gone on), error (it failed)
     # what it earned
     ("reward", pa.float64(), True),             # null when error_class is set
     ("components", pa.map_(pa.string(), pa.float64()), False),

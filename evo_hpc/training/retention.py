@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from evo_hpc.paths import CHECKPOINT_EXTRA, step_of
-from evo_hpc.store.atomic import read_json, temp_path
+from evo_hpc.store.atomic import StoreError, read_json, temp_path
 from evo_hpc.training.checkpoint import remove_partial
 
 
@@ -22,16 +22,24 @@ def checkpoints(parent: Path) -> list[Path]:
     return [path for path in parent.iterdir() if step_of(path) is not None] if parent.is_dir() else []
 
 
-def prune(parents: list[Path], keep: int) -> None:
+def prune(parents: list[Path], keep: int, run: str) -> None:
     """Keep the `keep` newest checkpoints of a run over all its incarnations, and no leftovers of interrupted saves.
 
-    Called by the one holder of the claim right after a save that it knows to be whole.
+    Those of other runs of the version, and what cannot be read, are left alone: they say nothing of how far this run is. Called by the
+    one holder of the claim right after a save that it knows to be whole.
     """
-    found = sorted((path for parent in parents for path in checkpoints(parent)), key=lambda path: (step_of(path) or 0, path.stat().st_mtime))
-    for old in found[:-keep]:
+    found = [path for parent in parents for path in checkpoints(parent) if _run_of(path) == run]
+    for old in sorted(found, key=lambda path: (step_of(path) or 0, path.stat().st_mtime))[:-keep]:
         remove(old)
     for parent in parents:
         remove_partial(parent)
+
+
+def _run_of(folder: Path) -> str | None:
+    try:
+        return read_extra(folder).get("run")
+    except StoreError:
+        return None
 
 
 def remove(folder: Path) -> None:

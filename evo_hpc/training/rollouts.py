@@ -182,7 +182,7 @@ class RolloutSource:
             raise Failure(f"{path}: groups {[str(name) for name in groups]} of {sorted(sizes)} rollouts of weights {found}; "
                           f"expected {[str(name) for name in asked.groups]} of {size} rollouts of weights {asked.weight_version}")
         self.schedule.answer(number, {name: min(found) for name, found in versions.items()})
-        self._rows |= groups
+        self._rows |= {name: rows for name, rows in groups.items() if name in self.schedule.arrived}
         retire(self.context.exchange, number, self.bell)
 
     def _begin(self, step: int, chosen: list[GroupName]) -> Rows:

@@ -57,6 +57,8 @@ class Schedule:
     """Asked for, not answered, and of which something is wanted; by number."""
     arrived: dict[GroupName, int] = field(default_factory=dict)
     """Complete and not taken: the weights that sampled them."""
+    _dropped: set[GroupName] = field(default_factory=set)
+    """In batches of which something is still wanted: what comes of them is not taken."""
     _numbers: int = 0
 
     def weights_for(self, step: int) -> int:
@@ -88,7 +90,8 @@ class Schedule:
         """A batch is complete; versions: the weights that sampled each of its groups."""
         assert set(versions) == set(self.batches[number].groups), f"batch {number}: {sorted(versions)}"
         del self.batches[number]
-        self.arrived.update(versions)
+        self.arrived.update({name: version for name, version in versions.items() if name not in self._dropped})
+        self._dropped -= set(versions)
 
     def staleness(self, name: GroupName, step: int) -> int:
         """Of an arrived group, if step `step` learns from it."""
@@ -121,6 +124,7 @@ class Schedule:
             if all(name in gone for name in asked.groups):
                 del self.batches[number]
                 over.append(number)
+        self._dropped |= gone & {name for asked in self.batches.values() for name in asked.groups}
         return Rest(sum(name.step == step for name in left), dropped, over)
 
     def carried(self, step: int) -> list[GroupName]:
@@ -129,7 +133,7 @@ class Schedule:
 
     def _unanswered(self, step: int) -> list[GroupName]:
         """With `wait` those of exactly this step: there are no others."""
-        return [name for asked in self.batches.values() for name in asked.groups if name.step <= step]
+        return [name for asked in self.batches.values() for name in asked.groups if name.step <= step and name not in self._dropped]
 
     def _may_be_carried(self, name: GroupName, step: int) -> bool:
         """Whether step `step` may take a group that an earlier one left."""

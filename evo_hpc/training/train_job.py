@@ -14,6 +14,7 @@ from evo_hpc.config.recipe import Recipe
 from evo_hpc.config.yaml_io import dump_tree
 from evo_hpc.domains.base import read_tasks
 from evo_hpc.jobs.context import RoleContext, Stopped
+from evo_hpc.jobs.spec import load_spec
 from evo_hpc.paths import IncarnationPaths, OwnerPaths, step_of
 from evo_hpc.rollout.doorbell import Doorbell
 from evo_hpc.rollout.exchange import policy_meta
@@ -123,7 +124,8 @@ class TrainingRun:
             batch = self._score(rows)
         learned = self.learner.learn(batch, clock)
         self.learner.refresh_reference(step)
-        self.probe_ids = [*rows[0]["prompt_ids"], *rows[0]["response_ids"]]
+        # An engine scores one token less than the model has positions.
+        self.probe_ids = [*rows[0]["prompt_ids"], *rows[0]["response_ids"]][: self.policy.shape.max_positions - 1]
         reload_error = self.source.reload_error(rows)
         with clock("publish"):
             self.source.publish(self.policy, step, self.probe_ids)
@@ -181,7 +183,7 @@ class TrainingRun:
         saved.finalize()
         self.context.check_claim()
         if parallel.is_main():
-            retention.prune(self._checkpoint_folders(), self.recipe.checkpoint.keep)
+            retention.prune(self._checkpoint_folders(), self.recipe.checkpoint.keep, self.run_identity)
         # What the grace of a preemption is judged by: `evo-hpc doctor` reads it.
         self.context.progress(save_seconds=round(saved.seconds, 3))
 
@@ -205,15 +207,17 @@ class TrainingRun:
         """What each role read back from inside, of the newest incarnation that got so far: a resumed run that finds nothing
         left to do ends before its engine is up."""
         found: dict[str, str] = {}
-        for incarnation in self._incarnations():
+        for incarnation in self._incarnations(of_this_run=True):
             for role in ("trainer", "rollout"):
                 if incarnation.effective(role).exists():
                     found[role] = self.context.relative(incarnation.effective(role))
         return found
 
-    def _incarnations(self) -> list[IncarnationPaths]:
-        """Every start of every attempt at this run, oldest first."""
+    def _incarnations(self, *, of_this_run: bool = False) -> list[IncarnationPaths]:
+        """Every start of every attempt at training this version, or at this very run of it, oldest first."""
         jobs = [job for job in OwnerPaths(self.context.job.owner).jobs() if job.kind == "train"]
+        if of_this_run:
+            jobs = [job for job in jobs if load_spec(job).params.get("run") == self.run_identity]
         return [incarnation for job in jobs for incarnation in job.incarnations()]
 
     def _checkpoint_folders(self) -> list[Path]:

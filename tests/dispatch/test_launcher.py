@@ -308,6 +308,8 @@ def test_need_bytes_grow_with_the_policy(tmp_path: Path) -> None:
     assert exchange_bytes(job, JobSpec.model_construct(kind="evaluate", params={})) == 64 << 20
     spec.params["recipe"] = {"rollout": {"max_staleness": 2}, "optimizer": {"old_logprobs": "sampled"}}
     assert exchange_bytes(job, spec) == 3 * (64 << 20) + 5 * 1500, "two policies more may be asked for, and two steps more are under way"
+    (tmp_path / "base/policy/config.json").write_text('{"dtype": "bfloat16"}')
+    assert exchange_bytes(job, spec) == 3 * (64 << 20) + 5 * 2 * (1500 + 21), "published in float32"
 
 
 def test_an_error_in_cleaning_up_does_not_hide_the_cause(tmp_path: Path) -> None:

@@ -78,6 +78,21 @@ def test_a_lost_node_is_a_nodes_failure(tmp_path: Path) -> None:
     assert "ending" not in outcome_of(incarnation_of(tmp_path / "other", LOG), 1)
 
 
+@pytest.mark.parametrize("killed, log, told, ending", [
+    (1, "Connection closed by peer", FAILED, "oom"), (0, NODE_LOG, FAILED, "node_fail"), (0, LOG, FAILED, None),
+    (1, LOG, {**FAILED, "ending": "oom", "error": "token_budget"}, "oom"), (1, LOG, {**FAILED, "blame": "user"}, None),
+])
+def test_ranks_that_lost_a_peer_do_not_hide_what_became_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed: int, log: str, told: dict[str, Any], ending: str | None
+) -> None:
+    monkeypatch.setattr(endings, "killed_for_memory", lambda: killed)
+    found = endings.outcome_of(
+        "trainer", 1, incarnation_of(tmp_path, log, r0=told), asked_to_stop=False, cut_off_after=None, killed_before=0, behind_srun=True,
+    )
+    assert found["outcome"] == "failed" and found.get("ending") == ending
+    assert (found["error"] == told["error"]) == (ending is None or told.get("ending") is not None)
+
+
 def test_the_failed_ranks_words_are_told(tmp_path: Path) -> None:
     """The log is a recording, of four ranks on two nodes of which the last one exits."""
     told = tail_of(tmp_path, LOG)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from evo_hpc.config.recipe import Reward
+from evo_hpc.config.recipe import DataFilter, Optimizer, Reward
 from evo_hpc.domains.base import SCORE, DomainError, Task, Verdict, get_domain
 from evo_hpc.domains.environment import Environment, Reply, ToolCall, check_turns
 from evo_hpc.domains.tokenizer import ChatTokenizer, TokenizerError
@@ -20,7 +21,7 @@ from evo_hpc.rollout.groups import Group, Sampler
 from evo_hpc.rollout.records import Completion, Request, Sampling
 from evo_hpc.store.schemas import ROLLOUT
 from evo_hpc.store.tables import table_of
-from evo_hpc.training.groups import to_sample
+from evo_hpc.training.groups import score_groups, to_sample
 from evo_hpc.training.packing import Sample
 from evo_hpc.training.policy import Policy
 from evo_hpc.training.random_init import write_random_weights
@@ -98,7 +99,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> ChatTokenizer:
     return ChatTokenizer.from_folder(folder)
 
 
-def sampler_of(tokenizer: ChatTokenizer, texts: Sequence[str], *, domain: Trying | None = None, turns: int = 3, tokens: int = 40) -> tuple[Sampler, Speaker]:
+def sampler_of(tokenizer: ChatTokenizer, texts: Sequence[str], *, domain: Trying | None = None, turns: int = 3, tokens: int = 40, **more: float) -> tuple[Sampler, Speaker]:
     """One whose engine says texts[n] in turn n of every rollout."""
     eos = tokenizer.eos_ids[0]
 
@@ -108,7 +109,7 @@ def sampler_of(tokenizer: ChatTokenizer, texts: Sequence[str], *, domain: Trying
 
     engine = Speaker(says, eos)
     sampling = Sampling(1.0, 1.0, tokens, tokenizer.eos_ids)
-    return Sampler(engine, tokenizer, domain or Trying(), sampling, Reward(), max_turns=turns), engine  # type: ignore[arg-type]
+    return Sampler(engine, tokenizer, domain or Trying(), sampling, Reward(), max_turns=turns, **more), engine  # type: ignore[arg-type]
 
 
 def test_only_the_policys_own_tokens_carry_a_loss(tokenizer: ChatTokenizer) -> None:
@@ -156,17 +157,42 @@ def test_a_slow_environment_holds_up_its_own_episode_alone(tokenizer: ChatTokeni
     assert episodes[0].reply_seconds > 0.7 > 0.3 > episodes[1].reply_seconds
 
 
-def test_what_an_environment_raises_is_raised_and_the_engine_is_free_again(tokenizer: ChatTokenizer) -> None:
+def test_an_environment_that_fails_or_never_answers_is_no_wrong_answer(tokenizer: ChatTokenizer) -> None:
     class Broken(Trying):
+        """One raises, one hangs, the third is well."""
+
         def environment(self, task: Task) -> Environment:
             found = super().environment(task)
-            found.reply = None  # type: ignore[method-assign, assignment]
+            if len(self.begun) == 1:
+                found.reply = None  # type: ignore[method-assign, assignment]
+            elif len(self.begun) == 2:
+                found.reply = lambda text: threading.Event().wait()  # type: ignore[method-assign, assignment, return-value]
             return found
 
-    sampler, engine = sampler_of(tokenizer, ["4", "5"], domain=Broken())
-    with pytest.raises(TypeError, match="not callable"):
-        sampler.rows([Group("g", TASK, (1, 2))], COMMON)
-    assert sampler.under_way.unfinished == engine.unfinished == 0
+    sampler, engine = sampler_of(tokenizer, ["4", "5"], domain=Broken(), reply_seconds=0.3)
+    quiet = 0
+
+    def looked(_: int) -> None:
+        nonlocal quiet
+        quiet += 0 if sampler.under_way.went_on else 1
+
+    rows = sampler.rows([Group("g", TASK, (1, 2, 3))], COMMON, looked)
+    assert [row["error_class"] for row in rows] == ["environment", "environment", None] and [row["reward"] for row in rows] == [None, None, 1.0]
+    assert "not callable" in rows[0]["verifier_detail"] and rows[1]["verifier_detail"] == "no answer within 0.3 s" and rows[1]["stop_reason"] == "error"
+    assert sampler.under_way.unfinished == engine.unfinished == 0 and quiet == 0
+    assert table_of(rows, ROLLOUT).num_rows == 3
+    groups = score_groups(rows, 3, Optimizer(), DataFilter())
+    assert groups.metrics["groups_errored"] == 1 and not groups.kept()
+
+
+def test_waiting_for_an_environment_is_no_sign_of_life(tokenizer: ChatTokenizer) -> None:
+    sampler, _ = sampler_of(tokenizer, ["4", "5"], domain=Trying({TASK.task_id: 0.3}))
+    sampler.under_way.add(sampler.episodes([Group("g", TASK, (1,))]))
+    seen = []
+    while sampler.under_way.unfinished:
+        sampler.under_way.step()
+        seen.append(sampler.under_way.went_on)
+    assert seen[0] and seen[-1] and seen.count(False) >= 3
 
 
 def test_given_up_episodes_say_nothing_more(tokenizer: ChatTokenizer) -> None:

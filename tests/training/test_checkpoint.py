@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import multiprocessing
 import shutil
 
@@ -7,8 +8,8 @@ import pytest
 import torch
 
 from evo_hpc.config import recipe
-from evo_hpc.paths import COMPLETE
-from evo_hpc.training import checkpoint
+from evo_hpc.paths import CHECKPOINT_EXTRA, COMPLETE
+from evo_hpc.training import checkpoint, retention
 from evo_hpc.training.errors import CheckpointError
 from evo_hpc.training.optimizer import Optimizer
 from evo_hpc.training.policy import Policy
@@ -156,3 +157,17 @@ def test_hostile_folder_names(hostile_path, tmp_path):
     train(pair, [1])
     checkpoint.save(hostile_path / "step-000001", *pair, {})
     checkpoint.load(hostile_path / "step-000001", *pair)
+
+
+def test_only_a_runs_own_checkpoints_make_way(tmp_path):
+    """Another run of the version (its recipe was edited since) left some of higher steps, and one that cannot be read."""
+    first, second = tmp_path / "inc-0", tmp_path / "inc-1"
+    for parent, run, steps in ((first, "before", (50, 75)), (second, "now", (10, 20, 25))):
+        for step in steps:
+            folder = parent / f"step-{step:06d}"
+            folder.mkdir(parents=True)
+            (folder / CHECKPOINT_EXTRA).write_text(json.dumps({"run": run}))
+    (second / "step-000090").mkdir()
+    retention.prune([first, second], 2, "now")
+    assert sorted(p.name for p in first.iterdir()) == ["step-000050", "step-000075"]
+    assert sorted(p.name for p in second.iterdir()) == ["step-000020", "step-000025", "step-000090"]

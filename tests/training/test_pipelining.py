@@ -304,7 +304,7 @@ def test_exact_weights_give_the_same_rows_whoever_samples_them(root: Path, job: 
 def test_every_group_is_learned_from_once_or_dropped_and_none_is_too_old(
     root: Path, job: dict[str, Any], cuts: tuple[int, ...], stale: int, weights: str, late: str, oversample: float
 ) -> None:
-    late = "drop" if late == "carry" and not stale else late
+    late = "drop" if late == "carry" and (not stale or weights == "exact") else late
     run = recipe(max_staleness=stale, weights=weights, late_groups=late, oversample=oversample)
     found = train(root, job, run, cuts)
     learned = Counter(row["group_id"] for rows in found.rows.values() for row in rows)
@@ -368,7 +368,7 @@ def test_what_nobody_wants_is_not_sampled() -> None:
 
 
 @pytest.mark.parametrize("fields, message", [
-    ({"late_groups": "carry"}, "carry needs max_staleness"), ({"oversample": 0.9}, "greater than or equal to 1"), ({"max_staleness": 9}, "less than or equal to 8"),
+    ({"late_groups": "carry"}, "carry needs max_staleness"), ({"late_groups": "carry", "max_staleness": 2}, "carry needs weights: newest"), ({"oversample": 0.9}, "greater than or equal to 1"), ({"max_staleness": 9}, "less than or equal to 8"),
 ])
 def test_impossible_schedules_are_refused(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
