@@ -156,7 +156,7 @@ class PublishWatch:
                 if not number.isdecimal():
                     continue
                 try:
-                    if path.suffix == ".seen":
+                    if path.suffix.startswith(".seen"):  # one file a worker
                         self.seen.setdefault(int(number), path.stat().st_mtime)
                     elif not path.suffix:
                         self.published.setdefault(int(number), (path / COMPLETE).stat().st_mtime)

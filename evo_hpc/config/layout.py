@@ -84,6 +84,9 @@ def _problems(compute: Compute, config: Mapping[str, Any]) -> Iterator[str]:
                 yield f"{field} ({by}) must divide the model's {name} ({size})"
     if compute.expert_parallel > 1 and not experts:
         yield f"expert_parallel is {compute.expert_parallel}, but the model ({config.get('model_type')}) has no experts; leave it at 1"
+    if experts and compute.tensor_parallel > 1 and compute.expert_parallel == 1:
+        # Each rank would have all experts whole and see its own tokens only, and nothing would add their gradients up.
+        yield f"tensor_parallel ({compute.tensor_parallel}) on a model with experts needs expert_parallel > 1, over the same ranks"
     if experts and compute.tensor_parallel > 1 and not compute.sequence_parallel:
         yield f"tensor_parallel ({compute.tensor_parallel}) on a model with experts needs sequence_parallel: true (Megatron trains it only so)"
 

@@ -100,6 +100,13 @@ class DataFilter(Config):
     """Restricts training tasks by a task attribute, e.g. `{digits: [3, 4]}`; empty = every training task."""
 
 
+    @model_validator(mode="after")
+    def _band(self) -> DataFilter:
+        if self.pass_rate is not None and self.pass_rate[0] > self.pass_rate[1]:
+            raise ValueError(f"pass_rate: [{self.pass_rate[0]}, {self.pass_rate[1]}] leaves every group out; give [low, high]")
+        return self
+
+
 class Optimizer(Config):
     """The learning algorithm: advantages, loss, regularisation, Adam. Factor `optimizer`."""
 

@@ -145,7 +145,9 @@ class _Evaluator:
         probe = read_probe(folder)
         if probe is None:
             raise UserError(f"{folder}: has no probe to verify a reload with; evaluate this policy in a job of its own")
-        self.engine.reload(folder, spec.policy_step, probe_ids=probe.token_ids, probe_logprobs=probe.array(), tolerance=probe.tolerance)
+        self.engine.reload(
+            folder, spec.policy_step, probe_ids=probe.token_ids, probe_logprobs=probe.array(), tolerance=probe.tolerance, by_mean=probe.by_mean,
+        )
         self.loaded, self.tokenizer = folder, ChatTokenizer.from_folder(folder)
 
     def _evaluate(self, spec: EvaluationSpec) -> None:

@@ -147,6 +147,7 @@ class Engine:
         probe_ids: Sequence[int],
         probe_logprobs: npt.NDArray[np.floating[Any]],
         tolerance: float = 1e-3,
+        by_mean: bool = False,
     ) -> float:
         """Replace the weights in place by those of `folder`; returns max |engine - trainer| over the probe.
 
@@ -171,11 +172,12 @@ class Engine:
             raise RolloutError(f"the prefix cache could not be reset after loading {folder}; restart the engine")
         found = self._score(probe_ids, 1.0)
         difference = float(np.max(np.abs(found[1:] - expected[1:])))
-        if not difference <= tolerance:
+        judged = float(np.mean(np.abs(found[1:] - expected[1:]))) if by_mean else difference
+        if not judged <= tolerance:
             self._unusable = f"weights {weight_version} from {folder} are not the trainer's; reload good ones"
             raise WeightMismatch(
                 f"weights {weight_version} loaded from {folder}: log-probabilities of the probe differ from the "
-                f"trainer's by {difference:.3g} (tolerance {tolerance:.3g}); check that the folder was exported from "
+                f"trainer's by {judged:.3g}{' on average' if by_mean else ''} (tolerance {tolerance:.3g}); check that the folder was exported from "
                 "the policy that was scored"
             )
         self._unusable = ""

@@ -57,11 +57,13 @@ class Probe(Config):
     token_ids: list[int]
     logprobs: list[float]
     tolerance: float = 1e-3
-    """How far the engine's may be from them, in nats, by the precision that the trainer computes in."""
+    """How far the engine's may be from them, in nats, by the precision that the trainer computes in: on the worst token,"""
+    by_mean: bool = False
+    """or by the mean over all."""
 
     @classmethod
-    def of(cls, token_ids: list[int], logprobs: np.ndarray, tolerance: float = 1e-3) -> Probe:
-        return cls(token_ids=token_ids, logprobs=[float(v) for v in logprobs], tolerance=tolerance)
+    def of(cls, token_ids: list[int], logprobs: np.ndarray, tolerance: float = 1e-3, by_mean: bool = False) -> Probe:
+        return cls(token_ids=token_ids, logprobs=[float(v) for v in logprobs], tolerance=tolerance, by_mean=by_mean)
 
     def array(self) -> np.ndarray:
         return np.asarray(self.logprobs, dtype=np.float32)

@@ -125,6 +125,9 @@ def engine_arguments(
         "worker_extension_cls": "evo_hpc.rollout.weight_transfer.PolicyWorker",
         "tensor_parallel_size": tensor_parallel,
     }
-    if not cuda:
+    if cuda:
+        # The cache has the size that was asked for; vLLM would all the same refuse to start unless nine tenths of the device were free.
+        arguments["gpu_memory_utilization"] = 0.05
+    else:
         arguments["max_num_seqs"] = MAX_SEQUENCES_CPU
     return arguments

@@ -139,7 +139,9 @@ class Serving:
         folder = self.exchange.policy(version)
         probe = read_probe(folder)
         assert probe is not None, f"{folder}: the trainer publishes each policy with a probe"
-        error = self.engine.reload(folder, version, probe_ids=probe.token_ids, probe_logprobs=probe.array(), tolerance=probe.tolerance)
+        error = self.engine.reload(
+            folder, version, probe_ids=probe.token_ids, probe_logprobs=probe.array(), tolerance=probe.tolerance, by_mean=probe.by_mean,
+        )
         write_bytes(self.exchange.seen(version, self.context.role), f"{error}\n".encode(), durable=False)
 
     def _sample(self) -> None:

@@ -88,7 +88,7 @@ METRICS: dict[str, tuple[str, str]] = {
     "clip_fraction_dual": ("1", "optimisation"), "kl_in_reward_mean": ("1", "optimisation"),
     "importance_mean": ("1", "mismatch"), "importance_max": ("1", "mismatch"), "importance_ess": ("1", "mismatch"),
     "importance_outside": ("1", "mismatch"),
-    "sampler_kl": ("nat", "mismatch"), "sampler_logprob_diff_max": ("nat", "mismatch"), "reload_error": ("nat", "mismatch"),
+    "behaviour_kl": ("nat", "mismatch"), "sampler_kl": ("nat", "mismatch"), "sampler_logprob_diff_max": ("nat", "mismatch"), "reload_error": ("nat", "mismatch"),
     "seconds_step": ("s", "time"), "seconds_generate": ("s", "time"), "seconds_logprobs": ("s", "time"),
     "seconds_train": ("s", "time"), "seconds_publish": ("s", "time"), "seconds_other": ("s", "time"),
     "rollout_tokens": ("token", "time"), "rollout_tokens_per_second": ("token/s", "time"),

@@ -21,7 +21,7 @@ from evo_hpc.store.manifest import complete, quarantine, read_complete
 from evo_hpc.training import parallel
 from evo_hpc.training.checkpoint_state import describe, load_sharded_state, misfit, set_rng, sharded_rng, sharded_state
 from evo_hpc.training.checkpoint_writer import InProcessSave, Writing
-from evo_hpc.training.errors import CheckpointError
+from evo_hpc.training.errors import CheckpointError, CheckpointMisfit
 from evo_hpc.training.mcore import CheckpointingException, dist_checkpointing
 from evo_hpc.training.optimizer import Optimizer
 from evo_hpc.training.policy import Policy
@@ -131,7 +131,7 @@ def load(folder: Path, policy: Policy, optimizer: Optimizer, *, reference: Polic
     folder = Path(folder)
     meta, own = verify(folder)["meta"], describe(policy, optimizer)
     if (why := misfit(meta, own)) is not None:
-        raise CheckpointError(f"{folder}: {why}")
+        raise CheckpointMisfit(f"{folder}: {why}")
     same_layout = meta.get("layout") == own["layout"]
     wanted = sharded_state(policy, optimizer, reference, meta)
     if same_layout:

@@ -35,3 +35,9 @@ class DivergedError(UserError):
 
 class CheckpointError(TrainingError):
     """A checkpoint is missing, torn, truncated, or was altered after it was written."""
+
+
+class CheckpointMisfit(CheckpointError):
+    """An intact checkpoint is of another model, precision or kind of layout than the run: only its user can say which is meant."""
+
+    exit_code = 2

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,7 +20,7 @@ from evo_hpc.training.optimizer import Optimizer
 from evo_hpc.training.packing import Sample
 from evo_hpc.training.policy import Policy
 from evo_hpc.training.steps import grpo_step
-from evo_hpc.training.weighting import corrected, normalised
+from evo_hpc.training.weighting import corrected, mismatch, normalised
 
 LOSS_FIELDS = (
     "advantage", "advantage_clip", "ratio", "clip_low", "clip_high", "dual_clip", "loss", "entropy_coef", "kl_coef", "kl", "kl_in", "importance",
@@ -80,8 +81,11 @@ class Learner:
             if self.reference is not None:
                 every = _with(every, "ref_logprobs", self.reference.logprobs(every, temperature=temperature))
         found: dict[str, float] = {}
+        drift = mismatch(every) if recomputed else {}
         if in_reward:
             every, found["kl_in_reward_mean"] = penalised(kept, every, config)
+            advantages = np.concatenate([group.advantages for group in kept]) if kept else np.zeros(0)
+            found["advantage_positive_fraction"] = float((advantages > 0).mean()) if advantages.size else float("nan")
         every, importance = corrected(every, config)
         if updated_once and recomputed:
             every = [replace(sample, old_logprobs=None) for sample in every]
@@ -95,7 +99,17 @@ class Learner:
                 samples = normalised([s for group in mini for s in of_group[id(group)]], config, self.recipe.rollout.max_response_tokens)
                 updates.append(self._update(samples, config, temperature))
         left_out = {"updates_skipped": float(updates.count(None))} if kept else {}
-        return {**merge_updates([u for u in updates if u is not None and not u["skipped"]]), **left_out, **found, **importance}
+        made = [u for u in updates if u is not None and not u["skipped"]]
+        return {**merge_updates(made), **self._drift(made, drift), **left_out, **found, **importance}
+
+    def _drift(self, updates: list[dict[str, float]], measured: dict[str, float]) -> dict[str, float]:
+        """Trainer against engine, of the policy that sampled: as `measured`, or as the first update saw it, which had not moved it yet.
+        Of stale rollouts an older policy is what sampled: how far it is behind has a name of its own."""
+        names = ("sampler_kl", "sampler_logprob_diff_max")
+        found = measured or {name: updates[0][name] for name in names if updates and name in updates[0]}
+        if self.recipe.rollout.max_staleness and found:
+            return {**dict.fromkeys(names, float("nan")), "behaviour_kl": found["sampler_kl"]}
+        return found
 
     def _update(self, samples: list[Sample], config: recipe.Optimizer, temperature: float) -> dict[str, float] | None:
         """One update, or None where its loss or gradient is not finite; the weights are then as before. Raises DivergedError when
@@ -131,7 +145,7 @@ def penalised(groups: Sequence[ScoredGroup], samples: Sequence[Sample], config: 
     rest, found, taken = iter(samples), list[Sample](), list[float]()
     for group in groups:
         members = [next(rest) for _ in group.rows]
-        off = np.array([config.kl_coef * _kl_sum(sample, config) for sample in members])
+        off = np.array([config.kl_coef * _kl_sum(sample, row, config) for sample, row in zip(members, group.rows, strict=True)])
         taken += off.tolist()
         group.advantages = group_advantages(group.rewards - off, config.advantage, config.advantage_clip)
         for row, advantage in zip(group.rows, group.advantages, strict=True):
@@ -140,10 +154,12 @@ def penalised(groups: Sequence[ScoredGroup], samples: Sequence[Sample], config: 
     return found, float(np.mean(taken)) if taken else 0.0
 
 
-def _kl_sum(sample: Sample, config: recipe.Optimizer) -> float:
+def _kl_sum(sample: Sample, row: dict[str, Any], config: recipe.Optimizer) -> float:
+    """Over all that the policy sampled, also where nothing is learned from it because it was cut off: the group's mean is of all."""
     assert sample.old_logprobs is not None and sample.ref_logprobs is not None
     old, ref = (torch.from_numpy(values.astype(np.float64)) for values in (sample.old_logprobs, sample.ref_logprobs))
-    return float(kl_estimate(old, ref, config.kl)[torch.tensor(sample.loss_mask, dtype=torch.bool)].sum())
+    sampled = torch.tensor([0] * len(row["prompt_ids"]) + list(row["loss_mask"]), dtype=torch.bool)
+    return float(kl_estimate(old, ref, config.kl)[sampled].sum())
 
 
 _EXTREMES = {"ratio_max": max, "ratio_min": min, "sampler_logprob_diff_max": max, "grad_clipped": max}

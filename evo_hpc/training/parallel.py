@@ -62,7 +62,7 @@ def initialize(compute: Compute = Compute(), *, seed: int = 0, env: Mapping[str,
             raise ParallelError(f"already initialised with {found}, asked for {layout}: one layout a process")
         return layout
     if torch.cuda.is_available():
-        torch.cuda.set_device(place.local_rank)
+        torch.cuda.set_device(place.local_rank % torch.cuda.device_count())  # one, where srun binds a device to each task
     if not dist.is_initialized():
         dist.init_process_group(
             "nccl" if torch.cuda.is_available() else "gloo",

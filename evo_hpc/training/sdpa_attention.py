@@ -144,6 +144,9 @@ class SdpaCoreAttention(MegatronModule):
         """[b, s, h, d], keys of [b, t, ...] -> [b, s, h, d]; `sees` [b, 1, s, t], None: causal."""
         q, k, v = (t.transpose(1, 2) for t in (q, k, v))
         grouped = q.size(1) != k.size(1)
+        if grouped and sees is not None:  # with a mask only torch's plain attention knows groups, which keeps all scores
+            k, v = (t.repeat_interleave(q.size(1) // t.size(1), 1) for t in (k, v))
+            grouped = False
         return F.scaled_dot_product_attention(
             q, k, v, attn_mask=sees, is_causal=sees is None, scale=self.scale, enable_gqa=grouped
         ).transpose(1, 2)

@@ -28,6 +28,20 @@ def log_weights(sample: Sample, level: str) -> np.ndarray:
     return np.clip(logs, -LARGEST_LOG_WEIGHT, LARGEST_LOG_WEIGHT)
 
 
+def mismatch(samples: Sequence[Sample]) -> dict[str, float]:
+    """How far the engine's log-probabilities of what it sampled are from the old ones: the mean over tokens of k3, and the largest
+    difference. Of all that have a loss, before any are masked for it."""
+    found = [
+        (sample.sampled_logprobs.astype(np.float64) - sample.old_logprobs.astype(np.float64))[np.asarray(sample.loss_mask, bool)]
+        for sample in samples if sample.old_logprobs is not None and sample.sampled_logprobs is not None
+    ]
+    apart = np.concatenate(found) if found else np.zeros(0)
+    if not apart.size:
+        return {}
+    k3 = np.exp(np.clip(-apart, -LARGEST_LOG_WEIGHT, LARGEST_LOG_WEIGHT)) + apart - 1
+    return {"sampler_kl": float(k3.mean()), "sampler_logprob_diff_max": float(np.abs(apart).max())}
+
+
 def corrected(samples: Sequence[Sample], config: recipe.Optimizer) -> tuple[list[Sample], dict[str, float]]:
     """The samples with the weights of `config.importance` on their policy gradient, and what was found.
 

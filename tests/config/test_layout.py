@@ -29,7 +29,7 @@ SPARSE = {**DENSE, "model_type": "qwen3_moe", "num_experts": 128}
 ])
 def test_what_is_left_over_is_data_parallel(settings, ranks, expected):
     assert layout_of(Compute(**settings), ranks) == expected
-    model = SPARSE if "sequence_parallel" in settings else DENSE
+    model = SPARSE if "expert_parallel" in settings else DENSE
     assert check_layout(Compute(**settings), ranks, model) == check_layout(Compute(**settings), ranks, None) == expected
 
 
@@ -44,6 +44,7 @@ def test_what_is_left_over_is_data_parallel(settings, ranks, expected):
     ({"tensor_parallel": 4}, 4, {"num_attention_heads": 6}, r"num_attention_heads \(6\).*num_key_value_heads \(6\)"),
     ({"pipeline_parallel": 8}, 8, DENSE, r"pipeline_parallel \(8\) must divide the model's num_hidden_layers \(28\)"),
     ({"expert_parallel": 2}, 2, DENSE, r"expert_parallel is 2, but the model \(qwen3\) has no experts"),
+    ({"tensor_parallel": 2, "sequence_parallel": True}, 2, SPARSE, r"tensor_parallel \(2\) on a model with experts needs expert_parallel > 1"),
     ({"expert_parallel": 3}, 3, SPARSE, r"expert_parallel \(3\) must divide the model's num_experts \(128\)"),
     ({"expert_parallel": 4}, 6, SPARSE, r"expert_parallel \(4\) must divide the ranks of one pipeline stage \(6 / 1 = 6\)"),
     ({"tensor_parallel": 2}, 2, SPARSE, "needs sequence_parallel: true"),

@@ -42,3 +42,9 @@ def test_the_floor_holds_and_the_widest_stay(stds, share, floor):
 
 def test_without_rules_nothing_is_left_out_or_remembered():
     assert narrow_groups([0.1, 0.9], DataFilter(), SpreadMemory()) == ({}, SpreadMemory())
+
+
+def test_a_band_that_leaves_everything_out_is_refused():
+    DataFilter(pass_rate=(0.2, 0.2))
+    with pytest.raises(ValueError, match=r"pass_rate: \[0.8, 0.2\] leaves every group out"):
+        DataFilter(pass_rate=(0.8, 0.2))

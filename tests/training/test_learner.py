@@ -185,3 +185,38 @@ def test_the_reference_moves_when_it_is_to(tied_folder, tmp_path):
 def test_options_that_do_not_go_together(options, message):
     with pytest.raises(ValueError, match=message):
         Recipe(optimizer=Options(**options), rollout=Rollout(max_staleness=int("importance" in options)))
+
+
+def test_the_engines_drift_is_measured_before_anything_is_masked_for_it(tied_folder):
+    """The made-up log-probabilities are far off: most tokens leave the loss, and that is just what must be seen."""
+    measured = {}
+    for importance in ("none", "masked"):
+        subject = learner(tied_folder, importance=importance, mini_batches=2)
+        measured[importance] = subject.learn(batch(), Clock())
+    assert measured["masked"]["importance_outside"] > 0.3
+    for name in ("sampler_kl", "sampler_logprob_diff_max"):
+        assert measured["masked"][name] == measured["none"][name] > 0.01
+    rows = [row for g in batch().groups for row in g.rows]
+    fresh = Policy.from_hf(tied_folder, trainable=False, token_budget=64).logprobs([to_sample(row) for row in rows], temperature=1.0)
+    apart = np.concatenate([row["logprobs"] - found[-len(row["logprobs"]):].astype(float) for found, row in zip(fresh, rows, strict=True)])
+    assert measured["none"]["sampler_kl"] == pytest.approx(np.mean(np.exp(-apart) + apart - 1), rel=1e-4)
+
+
+def test_an_older_policy_is_no_drift_of_the_engine(tied_folder):
+    stale = learner(tied_folder, max_staleness=1, old_logprobs="sampled", mini_batches=2).learn(batch(), Clock())
+    assert np.isnan(stale["sampler_kl"]) and np.isnan(stale["sampler_logprob_diff_max"]) and stale["behaviour_kl"] > 0.01
+    fresh = learner(tied_folder, old_logprobs="sampled", mini_batches=2).learn(batch(), Clock())
+    assert "behaviour_kl" not in fresh and fresh["sampler_kl"] > 0.01
+
+
+def test_a_response_that_is_masked_pays_its_kl_like_the_others_of_its_group():
+    config = Options(kl_coef=0.5, kl_in="reward", kl="k1", advantage="group_mean")
+    [scored], rng = [group([1.0, 0.0])], np.random.default_rng(3)
+    samples = []
+    for row in scored.rows:
+        length = 2 + len(row["response_ids"])
+        ref = -rng.random(length)
+        old = ref + 0.5 / len(row["response_ids"])  # the same KL for each, over its tokens
+        samples.append(Sample([*row["prompt_ids"], *row["response_ids"]], [0, 0, *row["loss_mask"]], row["advantage"], old_logprobs=old, ref_logprobs=ref))
+    masked = [samples[0], replace(samples[1], loss_mask=[0] * len(samples[1]))]
+    assert [s.advantage for s in penalised([scored], masked, config)[0]] == pytest.approx([0.5, -0.5])

@@ -149,5 +149,6 @@ def test_auto_is_float32_where_cuda_is_not(tied_folder):
 
 def test_a_published_probe_bears_the_rounding_of_its_precision(tied_folder):
     found = {precision: probe_of(build(tied_folder, precision=precision)[0], [1, 2, 3, 4, 5]) for precision in ("float32", "bfloat16")}
-    difference = np.abs(found["float32"].array() - found["bfloat16"].array()).max()
-    assert found["float32"].tolerance < difference < found["bfloat16"].tolerance < 1.0
+    apart = np.abs(found["float32"].array() - found["bfloat16"].array())
+    assert found["float32"].tolerance < apart.max() and apart.mean() < found["bfloat16"].tolerance < 1.0
+    assert (found["float32"].by_mean, found["bfloat16"].by_mean) == (False, True)
