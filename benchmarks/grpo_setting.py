@@ -67,8 +67,8 @@ def random_model(folder: Path, size: str, seed: int = 0) -> int:
     """
     from safetensors.torch import load_file, save_file
 
-    from evo_hpc.training.hf_weights import EMBEDDING
     from evo_hpc.training.random_init import write_random_weights
+    from evo_hpc.training.weight_names import EMBEDDING
 
     write_policy_files(folder)
     config = folder / "config.json"
