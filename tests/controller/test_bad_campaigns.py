@@ -92,6 +92,14 @@ def analyzer(paths: CampaignPaths, name: str, old: str, new: str) -> None:
     edit(folder / name, old, new)
 
 
+def another_layout(campaign: CampaignPaths) -> None:
+    """A version that is still to be trained, by more ranks than the profile has."""
+    version = campaign.version("v0002")
+    version.root.mkdir()
+    version.version_yaml.write_text("id: v0002\nparents: [v0001]\nhypothesis: It fits.\n")
+    version.recipe_yaml.write_text(campaign.recipe_yaml.read_text() + "compute: {tensor_parallel: 2}\n")
+
+
 DAMAGE: list[tuple[str, Callable[[CampaignPaths], object], str]] = [
     ("mistyped key", lambda c: edit(c.campaign_yaml, "samples_per_task", "sample_per_task"),
      r"campaign\.yaml:8: unknown key `evaluation\.sample_per_task`; did you mean `samples_per_task`\?"),
@@ -100,8 +108,7 @@ DAMAGE: list[tuple[str, Callable[[CampaignPaths], object], str]] = [
     ("unknown domain", lambda c: edit(c.campaign_yaml, "name: arithmetic", "name: aritmetic"), "did you mean 'arithmetic'"),
     ("other tasks", lambda c: edit(c.campaign_yaml, "train: 16", "train: 32"), "`domain` changed after the tasks were made"),
     ("unknown reward", lambda c: edit(c.recipe_yaml, "correct: 1.0", "corect: 1.0"), r"recipe\.yaml: reward\.weights: unknown component corect"),
-    ("layout of other ranks", lambda c: edit(c.recipe_yaml, "steps: 12", "steps: 12\ncompute: {tensor_parallel: 2}"),
-     r"recipe\.yaml: compute: tensor_parallel x .* = 2 must divide the trainer's ranks \(1\)"),
+    ("layout of other ranks", lambda c: another_layout(c), r"v0002/recipe\.yaml: compute: tensor_parallel x .* = 2 must divide the trainer's ranks \(1\)"),
     ("edited tasks", lambda c: edit(c.tasks("dev"), '"answer":"', '"answer":"1'), "edited after it was made"),
     ("half tasks file", lambda c: truncate(c.tasks("dev")), r"dev\.jsonl:20: not JSON"),
     ("lost parent", lambda c: shutil.rmtree(c.version("v0000").root), "parent v0000 does not exist: correct `parents`, or restore"),
@@ -368,3 +375,8 @@ def test_a_fifth_analyzer_is_a_folder_and_nothing_else(campaign: CampaignPaths) 
     assert harness.analyzer("mine").manifest.exists() and (campaign.version("v0001").analysis("h0002") / "mine" / "findings.json").exists()
     assert (campaign.version("v0001").analysis("h0001") / "score").exists(), "what an earlier harness found stays"
     assert "mine.dead_group_fraction" in evo("analyze", str(campaign.root), "v0001").stdout
+
+
+def test_a_finished_campaign_is_read_with_any_number_of_ranks(campaign: CampaignPaths) -> None:
+    edit(campaign.recipe_yaml, "steps: 12", "steps: 12\ncompute: {tensor_parallel: 2}")
+    assert find_problems(campaign) == [] and evo("status", str(campaign.root)).returncode == 0
