@@ -128,6 +128,8 @@ class Dispatch:
         intent = load_intent(job)
         if intent is None or intent.executor == "local":
             status = local.observe(job)
+            if status.phase == "dead" and self._local is not None and (pid := self._local.starting(job)) is not None:
+                return replace(status, phase="running", pid=pid)
             return status if status.host is None else self._elsewhere(status)
         if (record := load_record(job)) is not None:
             return JobStatus(job, "recorded", incarnation=record.incarnation, record=record, intent=intent)

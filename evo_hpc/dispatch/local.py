@@ -96,8 +96,8 @@ class LocalExecutor:
         A start of this executor's that has not claimed yet is not doubled: between fork and exec nobody can see its name.
         """
         lease.check()
-        if (earlier := self._starting.get(job.root)) is not None and earlier.poll() is None:
-            return earlier.pid
+        if (earlier := self.starting(job)) is not None:
+            return earlier
         intent = load(Intent, job.intent)
         check_spec(job, intent)
         starts = job.starts()
@@ -113,6 +113,12 @@ class LocalExecutor:
         self._children.append(child)
         self._starting[job.root] = child
         return child.pid
+
+    def starting(self, job: JobPaths) -> int | None:
+        """Pid of a start of this executor's that lives, whether it can be seen yet or not: while a process turns into another by exec its
+        command line is empty."""
+        child = self._starting.get(job.root)
+        return child.pid if child is not None and child.poll() is None else None
 
     def end(self, status: JobStatus, ending: Ending | None, why: str) -> bool:
         """Kill an attempt that did not end by itself: nothing more is saved. Whether there was one."""

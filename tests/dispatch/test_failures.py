@@ -67,7 +67,7 @@ def test_a_job_dies_as_a_whole_when_a_service_does(tmp_path: Path) -> None:
 
 
 def test_a_silent_hang_is_stopped_with_its_stacks(tmp_path: Path) -> None:
-    paths = failing(tmp_path, "hang", stall_minutes=0.02)
+    paths = failing(tmp_path, "hang", stall_minutes=0.05)
     code, output = run(paths)
     assert code == 1 and "no progress for" in output
     log = paths.base.job("supervise", 0).incarnation(0).log("trainer").read_text()
