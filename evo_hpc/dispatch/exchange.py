@@ -12,12 +12,40 @@ import stat
 from pathlib import Path
 
 from evo_hpc.config.cluster import Cluster
+from evo_hpc.config.recipe import Recipe
 from evo_hpc.errors import UserError
-from evo_hpc.paths import SHARED_MEMORY, ExchangePaths, IncarnationPaths, JobPaths, OwnerPaths
+from evo_hpc.jobs.spec import JobSpec
+from evo_hpc.paths import SHARED_MEMORY, CampaignPaths, ExchangePaths, IncarnationPaths, JobPaths, OwnerPaths
+from evo_hpc.store.atomic import read_json
+
+_TRAFFIC_BYTES = 64 << 20
+"""Room for requests and rollouts, beside the policies."""
+_POLICIES = 3
+"""Policies in the exchange at once, where nothing is stale: two published ones and the one being written."""
 
 
 class UnsafeExchange(UserError):
     """A folder of the exchange is, or could be, in other hands. Names the path."""
+
+
+def exchange_bytes(job: JobPaths, spec: JobSpec) -> int:
+    """Bytes that a job's exchange may come to hold: its traffic, and for training the policies that pass through it. Both grow with how
+    stale rollouts may be: so many steps are under way, and so many policies may still be asked for."""
+    if spec.kind != "train":
+        return _TRAFFIC_BYTES
+    recipe = Recipe.model_validate(spec.params.get("recipe", {}))
+    stale, init = recipe.rollout.max_staleness, CampaignPaths.of_job(job).root / spec.params["init"]
+    policy = sum(path.stat().st_size for path in init.rglob("*") if path.is_file())
+    if recipe.compute.precision != "bfloat16" and stored_in_16_bits(init):
+        policy *= 2  # published as it is computed
+    return _TRAFFIC_BYTES * (1 + stale) + policy * (_POLICIES + stale)
+
+
+def stored_in_16_bits(folder: Path) -> bool:
+    """Whether a model folder's config.json says that its weights are of a 16-bit type."""
+    path = folder / "config.json"
+    config = read_json(path) if path.exists() else {}
+    return str(config.get("dtype") or config.get("torch_dtype")) in ("bfloat16", "float16")
 
 
 def make_exchange(cluster: Cluster, job_name: str, incarnation: IncarnationPaths, *, need_bytes: int) -> ExchangePaths:

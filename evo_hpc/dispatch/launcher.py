@@ -17,11 +17,10 @@ from typing import Any, Literal
 from pydantic import ValidationError
 
 from evo_hpc.config.cluster import Cluster
-from evo_hpc.config.recipe import Recipe
 from evo_hpc.config.slurm import Slurm
 from evo_hpc.dispatch.attempt import read_attempt
 from evo_hpc.dispatch.endings import outcome_of
-from evo_hpc.dispatch.exchange import make_exchange
+from evo_hpc.dispatch.exchange import exchange_bytes, make_exchange
 from evo_hpc.dispatch.memory import killed_for_memory
 from evo_hpc.dispatch.roles import ROLES, Role, processes
 from evo_hpc.dispatch.slurm.commands import Commands, SlurmError
@@ -30,19 +29,15 @@ from evo_hpc.dispatch.workers import Pulses
 from evo_hpc.errors import EvoError, UserError
 from evo_hpc.jobs.claims import Superseded, check_claim, claim
 from evo_hpc.jobs.spec import Blame, Identity, JobSpec, Result, load_spec
-from evo_hpc.paths import CampaignPaths, ExchangePaths, IncarnationPaths, JobPaths
+from evo_hpc.paths import ExchangePaths, IncarnationPaths, JobPaths
 from evo_hpc.rollout.doorbell_hub import Hub
-from evo_hpc.store.atomic import StoreError, read_json, write_json, write_json_once
+from evo_hpc.store.atomic import StoreError, write_json, write_json_once
 from evo_hpc.store.processes import ProcessIdentity
 
 _POLL_SECONDS = 0.1
 _BEAT_SECONDS = 2.0
 _SERVICE_GRACE_SECONDS = 5.0
 _LONGEST_TICK_SECONDS = 1.0
-_TRAFFIC_BYTES = 64 << 20
-"""Room for requests and rollouts, beside the policies."""
-_POLICIES = 3
-"""Policies in the exchange at once, where nothing is stale: two published ones and the one being written."""
 _WARNINGS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP, signal.SIGALRM)
 """Whichever of them the profile asks Slurm for."""
 _REQUEUE_SECONDS = 120.0
@@ -318,26 +313,6 @@ class Launcher:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-
-
-def exchange_bytes(job: JobPaths, spec: JobSpec) -> int:
-    """Bytes that a job's exchange may come to hold: its traffic, and for training the policies that pass through it. Both grow with how
-    stale rollouts may be: so many steps are under way, and so many policies may still be asked for."""
-    if spec.kind != "train":
-        return _TRAFFIC_BYTES
-    recipe = Recipe.model_validate(spec.params.get("recipe", {}))
-    stale, init = recipe.rollout.max_staleness, CampaignPaths.of_job(job).root / spec.params["init"]
-    policy = sum(path.stat().st_size for path in init.rglob("*") if path.is_file())
-    if recipe.compute.precision != "bfloat16" and stored_in_16_bits(init):
-        policy *= 2  # published as it is computed
-    return _TRAFFIC_BYTES * (1 + stale) + policy * (_POLICIES + stale)
-
-
-def stored_in_16_bits(folder: Path) -> bool:
-    """Whether a model folder's config.json says that its weights are of a 16-bit type."""
-    path = folder / "config.json"
-    config = read_json(path) if path.exists() else {}
-    return str(config.get("dtype") or config.get("torch_dtype")) in ("bfloat16", "float16")
 
 
 def main(arguments: list[str] | None = None) -> int:

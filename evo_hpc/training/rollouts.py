@@ -96,7 +96,7 @@ class RolloutSource:
         complete(temp, policy_meta(step, probe))
         temp.rename(folder)
         self.bell.ring(folder)
-        oldest = step - self.recipe.rollout.max_staleness - 1  # one more than is needed: a worker may just be reading it
+        oldest = Schedule(self.recipe.rollout, step).oldest_needed(step) - 1  # one more than is needed: a worker may just be reading it
         for version in self.context.exchange.policies():
             if version < oldest:
                 self.bell.forget(self.context.exchange.policy(version))

@@ -17,7 +17,8 @@ from evo_hpc.config.cluster import Cluster
 from evo_hpc.config.recipe import Recipe
 from evo_hpc.config.slurm import Resources
 from evo_hpc.dispatch import launcher
-from evo_hpc.dispatch.launcher import AwakeClock, Launcher, exchange_bytes
+from evo_hpc.dispatch.exchange import exchange_bytes
+from evo_hpc.dispatch.launcher import AwakeClock, Launcher
 from evo_hpc.dispatch.roles import ROLES, Role, processes
 from evo_hpc.dispatch.slurm.steps import srun_words
 from evo_hpc.dispatch.workers import Pulses
