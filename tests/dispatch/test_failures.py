@@ -20,15 +20,15 @@ def run(paths, timeout: float = 60) -> tuple[int, str]:  # type: ignore[no-untyp
     return process.returncode, output
 
 
-def failing(tmp_path: Path, how: str, role: str = "trainer", **cluster: float):  # type: ignore[no-untyped-def]
-    return make_campaign(
-        tmp_path / "campaign", max_attempts=2, max_starts=2, environment={"FAKE_FAILURE": how, "FAKE_FAILURE_IN": role, "FAKE_STEP_SECONDS": "0.2"}, **cluster
-    )
+def failing(tmp_path: Path, how: str, role: str = "trainer", step_seconds: float = 0.2, **cluster: float):  # type: ignore[no-untyped-def]
+    environment = {"FAKE_FAILURE": how, "FAKE_FAILURE_IN": role, "FAKE_STEP_SECONDS": str(step_seconds)}
+    return make_campaign(tmp_path / "campaign", max_attempts=2, max_starts=2, environment=environment, **cluster)
 
 
 def mend(paths) -> None:  # type: ignore[no-untyped-def]
     text = json.loads(paths.cluster_yaml.read_text())
     del text["environment"]["FAKE_FAILURE_IN"]
+    text["environment"]["FAKE_STEP_SECONDS"] = "0.1"
     paths.cluster_yaml.write_text(json.dumps(text))
 
 
@@ -58,7 +58,8 @@ def test_the_machines_failure_is_retried_then_exits_1(tmp_path: Path, how: str, 
 
 
 def test_a_job_dies_as_a_whole_when_a_service_does(tmp_path: Path) -> None:
-    paths = failing(tmp_path, "exit", role="rollout")
+    # Slow steps: an attempt that came a step further before its service died would not be one in a row.
+    paths = failing(tmp_path, "exit", role="rollout", step_seconds=60)
     code, output = run(paths)
     assert code == 1 and "rollout exited with 7" in output
     mend(paths)
